@@ -1,0 +1,78 @@
+#include <atomic>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "k3/base/rng.h"
+#include "k3/base/status.h"
+#include "k3/base/threads.h"
+#include "k3/base/workspace.h"
+
+namespace k3 {
+namespace {
+
+Result<int> Half(int x) {
+  if (x % 2) return Error{Code::kInvalidArgument, "odd"};
+  return x / 2;
+}
+Result<int> Quarter(int x) {
+  K3_ASSIGN(const int h, Half(x));
+  K3_ASSIGN(const int q, Half(h));
+  return q;
+}
+
+TEST(Status, AssignReturnsEarly) {
+  EXPECT_EQ(*Quarter(12), 3);
+  EXPECT_FALSE(Quarter(6).ok());
+  EXPECT_EQ(Quarter(6).message(), "odd");
+  EXPECT_TRUE(Status().ok());
+}
+
+TEST(Threads, EveryItemOnce) {
+  for (const int threads : {1, 2, 7}) {
+    ThreadPool pool(threads);
+    for (int repeat = 0; repeat < 200; ++repeat) {
+      std::vector<std::atomic<int>> hits(101);
+      pool.ParallelFor(101, 3, [&](std::int64_t b, std::int64_t e) {
+        for (auto i = b; i < e; ++i) hits[static_cast<std::size_t>(i)]++;
+      });
+      for (const auto& h : hits) ASSERT_EQ(h, 1);
+    }
+  }
+}
+
+TEST(Threads, NestedRunsSerially) {
+  ThreadPool pool(2);
+  std::atomic<int> sum{0};
+  pool.ParallelFor(4, 1, [&](std::int64_t b, std::int64_t e) {
+    pool.ParallelFor(e - b, 1, [&](std::int64_t bb, std::int64_t ee) {
+      sum += static_cast<int>(ee - bb);
+    });
+  });
+  EXPECT_EQ(sum, 4);
+}
+
+TEST(Workspace, MarkGivesMemoryBack) {
+  Workspace ws;
+  float* a = ws.Alloc<float>(100);
+  float* b = nullptr;
+  {
+    const Workspace::Mark mark(ws);
+    b = ws.Alloc<float>(5'000'000);
+    b[4'999'999] = 1.f;
+  }
+  const auto before = ws.reserved_bytes();
+  ws.Reset();
+  EXPECT_EQ(ws.Alloc<float>(100), a);
+  EXPECT_EQ(ws.Alloc<float>(5'000'000), b);
+  EXPECT_EQ(ws.reserved_bytes(), before);
+}
+
+TEST(Rng, IsTheKnownSequence) {  // SplitMix64 from seed 0, values published with the algorithm
+  Rng rng(0);
+  EXPECT_EQ(rng.Next(), 0xE220A8397B1DCDAFull);
+  EXPECT_EQ(rng.Next(), 0x6E789E6AA1B965F4ull);
+}
+
+}  // namespace
+}  // namespace k3

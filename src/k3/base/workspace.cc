@@ -1,0 +1,42 @@
+#include "k3/base/workspace.h"
+
+#include <algorithm>
+#include <new>
+
+namespace k3 {
+namespace {
+constexpr std::size_t kAlign = 64;
+constexpr std::size_t kMinBlock = std::size_t{1} << 20;
+}  // namespace
+
+void Workspace::Free::operator()(std::byte* p) const {
+  ::operator delete[](p, std::align_val_t{kAlign});
+}
+
+void Workspace::Reset() { block_ = used_ = 0; }
+
+std::size_t Workspace::reserved_bytes() const {
+  std::size_t sum = 0;
+  for (const Block& b : blocks_) sum += b.size;
+  return sum;
+}
+
+void* Workspace::AllocBytes(std::size_t bytes) {
+  bytes = (std::max<std::size_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign;
+  while (block_ < blocks_.size() && used_ + bytes > blocks_[block_].size) {
+    ++block_;
+    used_ = 0;
+  }
+  if (block_ == blocks_.size()) {
+    const std::size_t last = blocks_.empty() ? kMinBlock : 2 * blocks_.back().size;
+    const std::size_t size = std::max(bytes, last);
+    auto* raw = static_cast<std::byte*>(::operator new[](size, std::align_val_t{kAlign}));
+    blocks_.push_back({std::unique_ptr<std::byte[], Free>(raw), size});
+    used_ = 0;
+  }
+  void* out = blocks_[block_].data.get() + used_;
+  used_ += bytes;
+  return out;
+}
+
+}  // namespace k3

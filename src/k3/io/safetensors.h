@@ -1,0 +1,61 @@
+// The safetensors file format: u64 header length, JSON header, raw tensor bytes.
+// Untrusted input: everything is validated before a byte of data is used (docs/formats.md).
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "k3/base/status.h"
+#include "k3/io/mapped_file.h"
+#include "k3/tensor/tensor_ref.h"
+
+namespace k3 {
+
+/// One opened file. Tensor data are views into the mapping and live as long as this object.
+class SafetensorsFile {
+ public:
+  static Result<SafetensorsFile> Open(const std::string& path);
+
+  const std::string& path() const { return file_.path(); }
+  const std::map<std::string, TensorRef, std::less<>>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+
+ private:
+  friend Result<SafetensorsFile> ParseSafetensors(MappedFile file);
+  MappedFile file_;
+  std::map<std::string, TensorRef, std::less<>> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+/// What a header says, without looking at data. Exposed for inspection and fuzzing.
+struct SafetensorsHeader {
+  struct Entry {
+    std::string name;
+    DType dtype;
+    std::vector<std::int64_t> shape;
+    std::uint64_t begin, end;  // relative to the end of the header
+  };
+  std::vector<Entry> entries;  // in order of `begin`
+  std::map<std::string, std::string> metadata;
+};
+
+/// Validates the JSON header of a file whose data section has `data_bytes` bytes: unknown dtypes,
+/// shapes whose product overflows or disagrees with the byte range, overlaps, holes, ranges outside
+/// the file and duplicate names are refused. `where` starts every message.
+Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, std::uint64_t data_bytes,
+                                                 std::string_view where);
+
+/// A tensor to write.
+struct NamedTensor {
+  std::string name;
+  TensorRef tensor;
+};
+
+/// Writes one file: tensors sorted by decreasing element size, then name, header padded to 8 bytes.
+/// Writes to a temporary name, syncs, then renames: a full disk leaves no file under `path`.
+Status WriteSafetensors(const std::string& path, std::vector<NamedTensor> tensors,
+                        const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace k3
