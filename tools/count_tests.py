@@ -73,7 +73,7 @@ def add_ctest_run(junit, results_dir, total):
         elif status in ("notrun", "disabled") and skipped_by_script(case):
             total.skipped.append((name, script_skip_reason(case.findtext("system-out"))))
         else:
-            total.failed.append(f"{name}: {failure_text(case)}")
+            total.failed.append(f"{name}: {failure_text(case)}{last_lines(case)}")
 
 
 def skipped_by_script(case):
@@ -87,6 +87,11 @@ def failure_text(case):
         if element is not None and element.get("message"):
             return element.get("message")
     return "failed"
+
+
+def last_lines(case, n=8):
+    lines = (case.findtext("system-out") or "").rstrip().splitlines()
+    return "".join(f"\n     | {line[:160]}" for line in lines[-n:])
 
 
 def main(arguments):

@@ -1,5 +1,5 @@
-// Runs a fuzz target once on the empty input and once on every file of a folder: a cheap check, with
-// any compiler, that no input which once broke something breaks it again.
+// Runs a fuzz target once on the empty input and once on every file of a folder: a cheap check,
+// with any compiler, that no input which once broke something breaks it again.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

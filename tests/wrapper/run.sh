@@ -6,7 +6,7 @@ set -euo pipefail
 source_root=$1
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/k3 wrapper.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
-project=$scratch/a project
+project="$scratch/a project"
 failures=0
 
 expect() {  # expect WHAT FOUND WANTED

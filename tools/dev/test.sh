@@ -33,7 +33,7 @@ filter_environment() {
   local word=${1#op=} camel
   camel=$(sed -E 's/(^|_)([a-z0-9])/\U\2/g' <<<"$word")
   export GTEST_FILTER="*$word*:*$camel*"
-  export PYTEST_ADDOPTS="-k $word"
+  export PYTEST_ADDOPTS="-k ${word##*.}"
   export K3_TEST_FILTER=$word
 }
 

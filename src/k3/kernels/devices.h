@@ -15,9 +15,9 @@ struct GpuDevice {
   int compute_minor = 0;
 };
 
-/// Visible GPUs in the driver's order (CUDA_VISIBLE_DEVICES applies). Empty in a build without CUDA,
-/// on a machine without a GPU, and when the driver is missing or too old: none of these is an error.
-/// Creates no context on any device. Safe from many threads.
+/// Visible GPUs in the driver's order (CUDA_VISIBLE_DEVICES applies). Empty in a build without
+/// CUDA, on a machine without a GPU, and when the driver is missing or too old: none of these is an
+/// error. Creates no context on any device. Safe from many threads.
 std::vector<GpuDevice> ListGpuDevices();
 
 /// Whether this build has the CUDA backend at all, so that an empty list can be explained.
