@@ -137,7 +137,8 @@ Result<std::pair<TokenId, double>> ParseBias(std::string_view text) {
 
 std::string Nearest(std::string_view word, const std::vector<std::string>& candidates) {
   std::string best;
-  std::size_t best_distance = std::max<std::size_t>(1, std::min<std::size_t>(3, word.size() / 2)) + 1;
+  std::size_t best_distance =
+      std::max<std::size_t>(1, std::min<std::size_t>(3, word.size() / 2)) + 1;
   for (const std::string& c : candidates) {
     std::size_t d = EditDistance(word, c);
     if (word.size() >= 2 && c.starts_with(word)) d = std::min<std::size_t>(d, 1);
