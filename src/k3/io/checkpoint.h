@@ -14,8 +14,8 @@
 
 namespace k3 {
 
-/// An opened, validated checkpoint folder. Tensor bytes are views into mapped files and live as long
-/// as this object. Immutable after Open, safe to read from many threads. Movable.
+/// An opened, validated checkpoint folder. Tensor bytes are views into mapped files and live as
+/// long as this object. Immutable after Open, safe to read from many threads. Movable.
 ///
 /// Accepted layouts: model.safetensors.index.json with its shards (a stray model.safetensors beside
 /// them is ignored), or a single model.safetensors without an index.
