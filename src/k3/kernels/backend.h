@@ -21,7 +21,8 @@ namespace k3 {
   X(Gemm)                 \
   X(Embed)                \
   X(GatedAct)             \
-  X(Add)                  \
+  X(Residual)             \
+  X(Pointwise)            \
   X(Sigmoid)              \
   X(SigmoidGate)          \
   X(ShortConv)            \

@@ -1,6 +1,7 @@
 // Pointwise ops.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "k3/tensor/view.h"
@@ -25,10 +26,22 @@ struct GatedActArgs {
   Mat y;
 };
 
-/// y = a + b. Shapes [T, D]; y may be a or b.
-struct AddArgs {
-  CMat a;
-  CMat b;
+/// out = x + alpha * y, or x + alpha * sigmoid(gate) * y.
+/// Shapes: x, y, out [T, D]; gate [T, D], or [T, 1] for one number a token, or none (null data).
+/// out may be x or y. How a sublayer joins the stream (spec sections 4 and 15.5).
+struct ResidualArgs {
+  CMat x;
+  CMat y;
+  float alpha = 1.f;
+  CMat gate;
+  Mat out;
+};
+
+/// y = act(x) of a router encoder (spec section 15.5). Shapes [T, D]; y may be x.
+enum class PointwiseFn : std::uint8_t { kSilu, kTanh, kRelu };
+struct PointwiseArgs {
+  CMat x;
+  PointwiseFn fn = PointwiseFn::kSilu;
   Mat y;
 };
 

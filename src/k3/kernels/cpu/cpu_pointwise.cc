@@ -55,9 +55,38 @@ void CpuBackend::GatedAct(const GatedActArgs& a) {
   });
 }
 
-void CpuBackend::Add(const AddArgs& a) {
-  ForRows(a.y.dim(0), a.y.dim(1), [&](std::int64_t t) {
-    for (std::int64_t d = 0; d < a.y.dim(1); ++d) a.y(t, d) = a.a(t, d) + a.b(t, d);
+void CpuBackend::Residual(const ResidualArgs& a) {
+  const auto D = a.out.dim(1);
+  ForRows(a.out.dim(0), 2 * D, [&](std::int64_t t) {
+    const float *x = a.x.row(t), *y = a.y.row(t);
+    float* out = a.out.row(t);
+    if (!a.gate.data) {
+      if (a.alpha == 1.f) {
+        for (std::int64_t d = 0; d < D; ++d) out[d] = x[d] + y[d];
+      } else {
+        for (std::int64_t d = 0; d < D; ++d) out[d] = x[d] + a.alpha * y[d];
+      }
+      return;
+    }
+    const bool scalar = a.gate.dim(1) == 1;
+    float scale = scalar ? static_cast<float>(a.alpha * cpu::Sigmoid(a.gate(t, 0))) : 0.f;
+    for (std::int64_t d = 0; d < D; ++d) {
+      if (!scalar) scale = static_cast<float>(a.alpha * cpu::Sigmoid(a.gate(t, d)));
+      out[d] = x[d] + scale * y[d];
+    }
+  });
+}
+
+void CpuBackend::Pointwise(const PointwiseArgs& a) {
+  const auto D = a.y.dim(1);
+  ForRows(a.y.dim(0), 10 * D, [&](std::int64_t t) {
+    for (std::int64_t d = 0; d < D; ++d) {
+      const double x = a.x(t, d);
+      const double y = a.fn == PointwiseFn::kSilu   ? x * cpu::Sigmoid(x)
+                       : a.fn == PointwiseFn::kTanh ? std::tanh(x)
+                                                    : std::max(x, 0.0);
+      a.y(t, d) = static_cast<float>(y);
+    }
   });
 }
 

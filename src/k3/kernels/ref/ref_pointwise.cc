@@ -74,9 +74,26 @@ void ReferenceBackend::GatedAct(const GatedActArgs& a) {
   }
 }
 
-void ReferenceBackend::Add(const AddArgs& a) {
+void ReferenceBackend::Residual(const ResidualArgs& a) {
+  for (std::int64_t t = 0; t < a.out.dim(0); ++t) {
+    for (std::int64_t d = 0; d < a.out.dim(1); ++d) {
+      double scale = a.alpha;
+      if (a.gate.data) scale *= ref::Sigmoid(a.gate(t, a.gate.dim(1) == 1 ? 0 : d));
+      a.out(t, d) = static_cast<float>(a.x(t, d) + scale * a.y(t, d));
+    }
+  }
+}
+
+void ReferenceBackend::Pointwise(const PointwiseArgs& a) {
   for (std::int64_t t = 0; t < a.y.dim(0); ++t) {
-    for (std::int64_t d = 0; d < a.y.dim(1); ++d) a.y(t, d) = a.a(t, d) + a.b(t, d);
+    for (std::int64_t d = 0; d < a.y.dim(1); ++d) {
+      const double x = a.x(t, d);
+      switch (a.fn) {
+        case PointwiseFn::kSilu: a.y(t, d) = static_cast<float>(x * ref::Sigmoid(x)); break;
+        case PointwiseFn::kTanh: a.y(t, d) = static_cast<float>(std::tanh(x)); break;
+        case PointwiseFn::kRelu: a.y(t, d) = static_cast<float>(std::max(x, 0.0)); break;
+      }
+    }
   }
 }
 
