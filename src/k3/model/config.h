@@ -83,15 +83,16 @@ struct MoeConfig {
 
 struct ResidualConfig {
   ResidualMode mode = ResidualMode::kPlain;
-  std::int64_t block_size = 0;      // of kBlockAttnRes
-  bool attention_only = false;      // the FFN site is plain
-  bool fixed_depth_alpha = false;   // alpha = (2L)^-1/2 instead of a learned one
-  double alpha_init = 1.0;          // training only
-  bool attn_res_gate = false;       // h = p + gamma (mix - p)
+  std::int64_t block_size = 0;     // of kBlockAttnRes
+  bool attention_only = false;     // the FFN site is plain
+  bool fixed_depth_alpha = false;  // alpha = (2L)^-1/2 instead of a learned one
+  double alpha_init = 1.0;         // training only
+  bool attn_res_gate = false;      // h = p + gamma (mix - p)
 };
 
 struct ModelConfig {
   bool nested = false;  // keys came from text_config; tensor names then start with language_model.
+  bool has_variant = false;  // a k3_variant object is present: any model_type, strict tensor list
   std::int64_t hidden = 0;
   std::int64_t n_layers = 0;
   std::int64_t n_heads = 0;  // of MLA and GQA layers
@@ -100,11 +101,11 @@ struct ModelConfig {
   std::int64_t max_positions = 0;
   float rms_eps = 1e-5f;
   HiddenAct act = HiddenAct::kSilu;
-  float situ_beta = 0.f;                   // set when act is kSitu
-  std::optional<float> situ_linear_beta;   // absent: plain up branch
+  float situ_beta = 0.f;                  // set when act is kSitu
+  std::optional<float> situ_linear_beta;  // absent: plain up branch
   bool tied_embeddings = false;
 
-  std::vector<AttentionKind> attention;    // one per layer
+  std::vector<AttentionKind> attention;  // one per layer
   KdaConfig kda;
   MlaConfig mla;
   GqaConfig gqa;
@@ -112,12 +113,18 @@ struct ModelConfig {
   ResidualConfig residual;
 
   std::optional<TokenId> bos, pad;
-  std::vector<TokenId> eos;                // of config.json; generation_config.json may override
+  std::vector<TokenId> eos;  // of config.json; generation_config.json may override
 
-  std::vector<std::string> warnings;       // for the application to print
+  std::vector<std::string> warnings;  // for the application to print
 
   bool is_moe(std::int64_t layer) const {
     return moe.n_experts > 0 && layer >= moe.first_dense && layer % moe.layer_freq == 0;
+  }
+  bool has(AttentionKind kind) const {
+    for (const auto k : attention) {
+      if (k == kind) return true;
+    }
+    return false;
   }
   /// Width the routed experts work at.
   std::int64_t expert_width() const { return moe.latent > 0 ? moe.latent : hidden; }
