@@ -17,6 +17,7 @@ namespace k3 {
 
 struct ModelConfig {
   bool nested = false;  // keys came from text_config; tensor names then start with language_model.
+  bool has_variant = false;  // a k3_variant object is present: any model_type, strict tensor list
   std::int64_t hidden = 0;
   std::int64_t n_layers = 0;
   std::int64_t n_heads = 0;  // of MLA and GQA layers
@@ -43,6 +44,12 @@ struct ModelConfig {
 
   bool is_moe(std::int64_t layer) const {
     return moe.n_experts > 0 && layer >= moe.first_dense && layer % moe.layer_freq == 0;
+  }
+  bool has(AttentionKind kind) const {
+    for (const auto k : attention) {
+      if (k == kind) return true;
+    }
+    return false;
   }
   /// Width the routed experts work at.
   std::int64_t expert_width() const { return moe.latent > 0 ? moe.latent : hidden; }
