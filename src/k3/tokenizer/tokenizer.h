@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,9 +19,11 @@ namespace k3 {
 /// characters; only SpecialId, called by whoever renders markup, gives a control token.
 class Tokenizer {
  public:
-  /// Reads DIR/tiktoken.model and, when present, DIR/tokenizer_config.json.
+  /// Reads DIR/tiktoken.model and, when present, DIR/tokenizer_config.json. The files are
+  /// untrusted: rank_table.h and special_tokens.h say what is refused.
   static Result<Tokenizer> Load(const std::string& dir);
-  /// From file contents; `where` starts every message. For tests and fuzzing.
+  /// From file contents; `where` starts every message, an empty config means no file. For tests and
+  /// fuzzing.
   static Result<Tokenizer> Parse(std::string_view ranks, std::string_view tokenizer_config,
                                  std::string_view where);
 
@@ -31,12 +32,14 @@ class Tokenizer {
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
   /// Ids of ordinary text; never a control token. Any bytes are accepted: what is not UTF-8 becomes
-  /// byte tokens, so Decode gives the exact bytes back. Time is near linear in the text's length.
+  /// byte tokens, so Decode gives the exact bytes back; the stretches between such bytes get the
+  /// ids they have alone. Time is near linear in the text's length.
   std::vector<TokenId> Encode(std::string_view text) const;
 
   /// Exact bytes of one token; a special token's name; nullopt for an id outside the vocabulary.
   std::optional<std::string_view> Bytes(TokenId id) const;
-  /// Bytes of all ids in order; special tokens appear by name when `with_special`.
+  /// Bytes of all ids in order; special tokens appear by name when `with_special`, ids outside the
+  /// vocabulary never.
   std::string Decode(const std::vector<TokenId>& ids, bool with_special = true) const;
 
   std::optional<TokenId> SpecialId(std::string_view name) const;
@@ -53,7 +56,9 @@ class Tokenizer {
   std::unique_ptr<const Impl> impl_;
 };
 
-/// The pre-tokenizer alone: byte ranges of the pieces of `text`, in order, covering all of it.
+/// The pre-tokenizer alone: byte ranges of the pieces of `text`, in order, covering all of it. A
+/// byte that is not UTF-8 is a piece by itself. The cuts of very long texts (pre_tokenizer.h),
+/// which only Encode makes, are not in it.
 std::vector<std::string_view> SplitPieces(std::string_view text);
 
 /// Turns token bytes into printable text piece by piece. Holds back the start of a character until
