@@ -2,8 +2,12 @@
 set(K3_MODULES "" CACHE INTERNAL "")
 
 function(k3_module name)
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/k3/${name}/*.cc
-    ${CMAKE_SOURCE_DIR}/src/k3/${name}/ref/*.cc ${CMAKE_SOURCE_DIR}/src/k3/${name}/cpu/*.cc)
+  set(folder ${CMAKE_SOURCE_DIR}/src/k3/${name})
+  set(patterns ${folder}/*.cc ${folder}/ref/*.cc ${folder}/cpu/*.cc)
+  if(NOT K3_CUDA)
+    list(APPEND patterns ${folder}/cuda_stub/*.cc)
+  endif()
+  file(GLOB sources CONFIGURE_DEPENDS ${patterns})
   list(FILTER sources EXCLUDE REGEX "(_test|\\.simd)\\.cc$")
   if(NOT sources)
     return()
@@ -15,16 +19,23 @@ function(k3_module name)
   set(K3_MODULES ${K3_MODULES} ${name} CACHE INTERNAL "")
 endfunction()
 
-# libk3: all modules in one static library.
+# libk3: all modules in one static library. What it links is repeated in cmake/k3Config.cmake.in.
 function(k3_library)
   add_library(k3 STATIC)
+  add_library(k3::k3 ALIAS k3)
   foreach(module ${K3_MODULES})
     target_sources(k3 PRIVATE $<TARGET_OBJECTS:k3_${module}>)
   endforeach()
   foreach(isa_library ${K3_ISA_LIBRARIES})
     target_sources(k3 PRIVATE $<TARGET_OBJECTS:${isa_library}>)
   endforeach()
+  target_compile_features(k3 PUBLIC cxx_std_20)
   target_include_directories(k3 PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/src>
     $<INSTALL_INTERFACE:include>)
-  target_link_libraries(k3 PUBLIC Threads::Threads fmt::fmt PRIVATE $<BUILD_INTERFACE:k3_options>)
+  target_link_libraries(k3 PUBLIC Threads::Threads fmt::fmt nlohmann_json::nlohmann_json
+    PRIVATE spdlog::spdlog $<BUILD_INTERFACE:k3_options>)
+  if(K3_CUDA)
+    target_sources(k3 PRIVATE $<TARGET_OBJECTS:k3_cuda>)
+    target_link_libraries(k3 PRIVATE CUDA::cudart_static)
+  endif()
 endfunction()

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Installs a build tree into a scratch folder and builds a small project against it.
+# usage: run.sh BUILD_DIR
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+build_dir=$1
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/k3 consumer.XXXXXX")  # a path with a space, as users have
+trap 'rm -rf "$scratch"' EXIT
+
+fail() { echo "FAIL $*" >&2; exit 1; }
+
+cmake --install "$build_dir" --prefix "$scratch/prefix" >"$scratch/install.log"
+for path in bin/k3 include/k3/base/status.h share/k3/models/k3-books-27m/config.json; do
+  [[ -e $scratch/prefix/$path ]] || fail "the installed tree lacks $path"
+done
+internal=$(find "$scratch/prefix/include" -name '*_internal.h' -o -path '*/kernels/cpu*' \
+  -o -path '*/kernels/cuda*' -o -name '*_test*')
+[[ -z $internal ]] || fail "internal files were installed: $internal"
+
+# The scratch folder must not find this source tree by accident, so nothing of it is passed on.
+cmake -S "$here" -B "$scratch/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+  -DCMAKE_PREFIX_PATH="$scratch/prefix" -DK3_INSTALLED_INCLUDE="$scratch/prefix/include"
+cmake --build "$scratch/build" -j 2
+"$scratch/build/consumer"
+
+if grep -rlF "$(cd "$here/../.." && pwd)" "$scratch/prefix" --include='*.cmake'; then
+  fail "the CMake package mentions the source tree"
+fi
+echo "consumer: installed, found, built and run"
