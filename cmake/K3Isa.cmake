@@ -6,7 +6,9 @@ function(k3_isa_library)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set(isas scalar avx2 avx512)
     set(flags_avx2 -mavx2 -mfma)
-    set(flags_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512)
+    # g++ 12 warns about its own AVX-512 header (its bug 105593).
+    set(flags_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512
+      -Wno-uninitialized -Wno-maybe-uninitialized)
   else()
     set(isas scalar)
   endif()

@@ -45,9 +45,8 @@ TEST(Threads, NestedRunsSerially) {
   ThreadPool pool(2);
   std::atomic<int> sum{0};
   pool.ParallelFor(4, 1, [&](std::int64_t b, std::int64_t e) {
-    pool.ParallelFor(e - b, 1, [&](std::int64_t bb, std::int64_t ee) {
-      sum += static_cast<int>(ee - bb);
-    });
+    pool.ParallelFor(e - b, 1,
+                     [&](std::int64_t bb, std::int64_t ee) { sum += static_cast<int>(ee - bb); });
   });
   EXPECT_EQ(sum, 4);
 }

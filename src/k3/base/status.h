@@ -68,14 +68,14 @@ class [[nodiscard]] Result {
 #define K3_CONCAT(a, b) K3_CONCAT_(a, b)
 
 /// Returns early with the error of a Status expression.
-#define K3_TRY(expr)                                                \
-  do {                                                              \
+#define K3_TRY(expr)                                                           \
+  do {                                                                         \
     if (auto k3_status_ = (expr); !k3_status_.ok()) return k3_status_.error(); \
   } while (false)
 
 /// K3_ASSIGN(auto x, F()): x = value of F(), or returns early with its error.
 #define K3_ASSIGN(decl, expr) K3_ASSIGN_(K3_CONCAT(k3_result_, __COUNTER__), decl, expr)
-#define K3_ASSIGN_(tmp, decl, expr)    \
-  auto tmp = (expr);                   \
-  if (!tmp.ok()) return tmp.error();   \
+#define K3_ASSIGN_(tmp, decl, expr)  \
+  auto tmp = (expr);                 \
+  if (!tmp.ok()) return tmp.error(); \
   decl = std::move(tmp).value()

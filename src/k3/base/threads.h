@@ -1,4 +1,5 @@
-// One thread pool for a process. Work is cut into tasks whose results never depend on who runs them.
+// One thread pool for a process. Work is cut into tasks whose results never depend on who runs
+// them.
 #pragma once
 
 #include <cstdint>

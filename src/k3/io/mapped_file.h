@@ -39,7 +39,8 @@ const char* MappedFileAt(const void* address);
 /// folders and unreadable files with a message that names the path and the reason.
 Result<std::string> ReadTextFile(const std::string& path, std::size_t limit = std::size_t{1} << 28);
 
-/// Writes to a temporary name beside `path`, syncs, renames. Nothing appears under `path` on failure.
+/// Writes to a temporary name beside `path`, syncs, renames. Nothing appears under `path` on
+/// failure.
 Status WriteFileAtomically(const std::string& path, std::string_view contents);
 
 }  // namespace k3

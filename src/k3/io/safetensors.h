@@ -2,9 +2,11 @@
 // Untrusted input: everything is validated before a byte of data is used (docs/formats.md).
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "k3/base/status.h"
@@ -21,13 +23,18 @@ class SafetensorsFile {
   const std::string& path() const { return file_.path(); }
   const std::map<std::string, TensorRef, std::less<>>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const MappedFile& file() const { return file_; }
+  /// Moves the map out (a Checkpoint merges many); the tensors still live as long as this object.
+  std::map<std::string, TensorRef, std::less<>> TakeTensors() { return std::move(tensors_); }
 
  private:
-  friend Result<SafetensorsFile> ParseSafetensors(MappedFile file);
   MappedFile file_;
   std::map<std::string, TensorRef, std::less<>> tensors_;
   std::map<std::string, std::string> metadata_;
 };
+
+/// Largest header accepted, the limit of the format's reference library.
+inline constexpr std::uint64_t kMaxSafetensorsHeader = 100'000'000;
 
 /// What a header says, without looking at data. Exposed for inspection and fuzzing.
 struct SafetensorsHeader {
@@ -43,7 +50,8 @@ struct SafetensorsHeader {
 
 /// Validates the JSON header of a file whose data section has `data_bytes` bytes: unknown dtypes,
 /// shapes whose product overflows or disagrees with the byte range, overlaps, holes, ranges outside
-/// the file and duplicate names are refused. `where` starts every message.
+/// the file and duplicate names are refused. Tensors of no bytes are fine. `where` starts every
+/// message.
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, std::uint64_t data_bytes,
                                                  std::string_view where);
 
@@ -53,8 +61,9 @@ struct NamedTensor {
   TensorRef tensor;
 };
 
-/// Writes one file: tensors sorted by decreasing element size, then name, header padded to 8 bytes.
-/// Writes to a temporary name, syncs, then renames: a full disk leaves no file under `path`.
+/// Writes one file, names in ASCII or valid UTF-8: tensors sorted by decreasing element size, then
+/// name, header padded to 8 bytes. Writes to a temporary name, syncs, then renames: a full disk
+/// leaves no file under `path`.
 Status WriteSafetensors(const std::string& path, std::vector<NamedTensor> tensors,
                         const std::map<std::string, std::string>& metadata = {});
 

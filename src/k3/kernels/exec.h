@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "k3/base/threads.h"
 #include "k3/base/workspace.h"
+#include "k3/kernels/backend.h"
 
 namespace k3 {
 
@@ -15,13 +17,18 @@ enum class MathMode : std::uint8_t {
   kFast,   // chunked KDA on a grid anchored at absolute positions, plain MLA for long runs
 };
 
-/// Threads and scratch of one running forward pass. Not thread-safe: one Exec per concurrent pass.
+/// Threads, ops and scratch of one running forward pass. Not thread-safe: one Exec for every pass
+/// that runs at the same time. The processor's instruction set must have been accepted before
+/// (cpu::ChooseTable); making an Exec with an impossible K3_ISA is a bug of the caller.
 struct Exec {
-  explicit Exec(int threads, MathMode mode = MathMode::kExact) : pool(threads), math(mode) {}
+  explicit Exec(int threads, MathMode mode = MathMode::kExact);
+  /// On ops of the caller's, for tests.
+  Exec(int threads, MathMode mode, std::unique_ptr<Backend> backend);
 
   ThreadPool pool;
   Workspace ws;
   MathMode math;
+  std::unique_ptr<Backend> ops;
 };
 
 /// In fast mode a run may be cut only at positions that are multiples of this many tokens.

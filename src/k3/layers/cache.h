@@ -39,14 +39,15 @@ class PagedRows {
   std::vector<std::shared_ptr<float[]>> pages_;
 };
 
-/// KDA: state [n_heads, key, value] and the last (kernel - 1) pre-convolution rows of the q, k and v
-/// streams, oldest first: [3, kernel - 1, n_heads * head_dim].
+/// KDA: state [n_heads, key, value] and the last (kernel - 1) pre-convolution rows of the q, k and
+/// v streams, oldest first: [3, kernel - 1, n_heads * head_dim].
 struct KdaCache {
   std::vector<float> state;
   std::vector<float> conv;
 };
 
-/// MLA: one row [kv_lora_rank | qk_rope] a token. GQA: keys and values, each [n_kv_heads * head_dim].
+/// MLA: one row [kv_lora_rank | qk_rope] a token. GQA: keys and values, each [n_kv_heads *
+/// head_dim].
 struct LayerCache {
   KdaCache kda;
   PagedRows rows;        // MLA rows, or GQA keys

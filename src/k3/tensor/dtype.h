@@ -12,19 +12,23 @@ enum class DType : std::uint8_t { kF32, kBF16, kF16, kU8, kI32, kI64, kF8E8M0 };
 
 constexpr int SizeOf(DType t) {
   switch (t) {
-    case DType::kI64: return 8;
+    case DType::kI64:
+      return 8;
     case DType::kF32:
-    case DType::kI32: return 4;
+    case DType::kI32:
+      return 4;
     case DType::kBF16:
-    case DType::kF16: return 2;
+    case DType::kF16:
+      return 2;
     case DType::kU8:
-    case DType::kF8E8M0: return 1;
+    case DType::kF8E8M0:
+      return 1;
   }
   return 0;
 }
 
-std::string_view Name(DType t);                           // "BF16"
-std::optional<DType> ParseDType(std::string_view name);   // nullopt when unknown
+std::string_view Name(DType t);                          // "BF16"
+std::optional<DType> ParseDType(std::string_view name);  // nullopt when unknown
 
 /// bf16 and f16 are storage only: 16 raw bits, decoded to f32 before any arithmetic.
 struct BF16 {

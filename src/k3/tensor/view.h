@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -11,7 +12,7 @@ namespace k3 {
 
 /// Non-owning view of an R-dimensional array. View<const T, R> for inputs.
 /// The innermost dimension of every View used by an op is contiguous (stride 1).
-template <class T, int R>
+template <class T, std::size_t R>
 struct View {
   T* data = nullptr;
   std::array<std::int64_t, R> shape{};
@@ -21,9 +22,9 @@ struct View {
   /// Dense row-major view.
   View(T* p, const std::array<std::int64_t, R>& s) : data(p), shape(s) {
     std::int64_t step = 1;
-    for (int i = R - 1; i >= 0; --i) {
-      strides[static_cast<std::size_t>(i)] = step;
-      step *= s[static_cast<std::size_t>(i)];
+    for (std::size_t i = R; i-- > 0;) {
+      strides[i] = step;
+      step *= s[i];
     }
   }
   View(T* p, const std::array<std::int64_t, R>& s, const std::array<std::int64_t, R>& st)
@@ -33,7 +34,7 @@ struct View {
   View(const View<std::remove_const_t<U>, R>& o)  // NOLINT: implicit on purpose
       : data(o.data), shape(o.shape), strides(o.strides) {}
 
-  std::int64_t dim(int i) const { return shape[static_cast<std::size_t>(i)]; }
+  std::int64_t dim(std::size_t i) const { return shape[i]; }
   std::int64_t size() const {
     std::int64_t n = 1;
     for (const auto d : shape) n *= d;

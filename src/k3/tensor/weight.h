@@ -25,10 +25,13 @@ struct WeightRef {
   std::int64_t bytes() const {
     const std::int64_t n = rows * cols;
     switch (format) {
-      case WeightFormat::kF32: return 4 * n;
+      case WeightFormat::kF32:
+        return 4 * n;
       case WeightFormat::kBF16:
-      case WeightFormat::kF16: return 2 * n;
-      case WeightFormat::kMxfp4: return n / 2 + n / 32;
+      case WeightFormat::kF16:
+        return 2 * n;
+      case WeightFormat::kMxfp4:
+        return n / 2 + n / 32;
     }
     return 0;
   }
@@ -38,9 +41,13 @@ struct WeightRef {
     s.rows = count;
     const auto* p = static_cast<const std::uint8_t*>(data);
     switch (format) {
-      case WeightFormat::kF32: s.data = p + 4 * first * cols; break;
+      case WeightFormat::kF32:
+        s.data = p + 4 * first * cols;
+        break;
       case WeightFormat::kBF16:
-      case WeightFormat::kF16: s.data = p + 2 * first * cols; break;
+      case WeightFormat::kF16:
+        s.data = p + 2 * first * cols;
+        break;
       case WeightFormat::kMxfp4:
         s.data = p + first * cols / 2;
         s.scales = scales + first * cols / 32;

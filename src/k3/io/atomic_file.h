@@ -1,0 +1,34 @@
+// A file that appears under its name only when it is complete.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "k3/base/status.h"
+
+namespace k3 {
+
+/// Writes to a temporary name beside the target; Commit syncs and renames. Without Commit (an
+/// error, an early return) the temporary file is removed and whatever was under the target stays.
+/// Movable; one thread.
+class AtomicFile {
+ public:
+  static Result<AtomicFile> Create(const std::string& path);
+
+  AtomicFile(AtomicFile&& o) noexcept;
+  AtomicFile& operator=(AtomicFile&&) = delete;
+  ~AtomicFile();
+
+  Status Write(const void* data, std::size_t bytes);
+  Status Commit();
+
+ private:
+  AtomicFile(std::string path, std::string temporary, int fd);
+  Error Fail(const char* doing) const;
+
+  std::string path_;
+  std::string temporary_;
+  int fd_ = -1;
+};
+
+}  // namespace k3

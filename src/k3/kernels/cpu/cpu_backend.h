@@ -1,0 +1,38 @@
+// The ops on CPU threads.
+#pragma once
+
+#include "k3/base/threads.h"
+#include "k3/base/workspace.h"
+#include "k3/kernels/backend.h"
+#include "k3/kernels/cpu/simd_table.h"
+
+namespace k3::cpu {
+
+/// Uses `pool` and the loops of `simd`; both must outlive it. One op runs at a time.
+class CpuBackend : public Backend {
+ public:
+  CpuBackend(ThreadPool& pool, const SimdTable& simd) : pool_(pool), simd_(simd) {}
+
+#define K3_DECLARE_OP(name) void name(const name##Args& args) override;
+  K3_FOR_EACH_OP(K3_DECLARE_OP)
+#undef K3_DECLARE_OP
+  void KdaRecurrent(const KdaArgs& args) override;
+  void KdaChunk(const KdaArgs& args) override;
+
+ private:
+  /// fn(t) for every row; rows cost `work` elementary operations each.
+  template <class F>
+  void ForRows(std::int64_t n, std::int64_t work, F&& fn);
+
+  /// Decodes rows [first, first + count) of w, or returns them where they are if already f32.
+  const float* Rows(const WeightRef& w, std::int64_t first, std::int64_t count, Workspace& ws);
+
+  ThreadPool& pool_;
+  const SimdTable& simd_;
+  Workspace ws_;  // for what must live across the threads of one op
+};
+
+/// Scratch of the calling thread, for use inside a parallel region.
+Workspace& ThreadScratch();
+
+}  // namespace k3::cpu

@@ -1,0 +1,167 @@
+// Norms, activations, convolution, attention residuals: rows are independent.
+#include <cstring>
+
+#include "k3/kernels/cpu/cpu_internal.h"
+
+namespace k3::cpu {
+
+Workspace& ThreadScratch() {
+  thread_local Workspace ws;
+  return ws;
+}
+
+void CpuBackend::RmsNorm(const RmsNormArgs& a) {
+  const auto D = a.x.dim(1);
+  ForRows(a.x.dim(0), 2 * D, [&](std::int64_t t) {
+    const float* x = a.x.row(t);
+    const double mean = static_cast<double>(simd_.dot(x, x, D)) / static_cast<double>(D);
+    const float r = static_cast<float>(1.0 / std::sqrt(mean + a.eps));
+    for (std::int64_t d = 0; d < D; ++d) a.y(t, d) = x[d] * r * a.w.data[d];
+  });
+}
+
+void CpuBackend::GatedRmsNorm(const GatedRmsNormArgs& a) {
+  const auto V = a.w.dim(0);
+  ForRows(a.x.dim(0), 20 * a.x.dim(1), [&](std::int64_t t) {
+    for (std::int64_t h = 0; h < a.x.dim(1); h += V) {
+      const float *x = a.x.row(t) + h, *gate = a.gate.row(t) + h;
+      const double mean = static_cast<double>(simd_.dot(x, x, V)) / static_cast<double>(V);
+      const double r = 1.0 / std::sqrt(mean + a.eps);
+      float* y = a.y.row(t) + h;
+      for (std::int64_t d = 0; d < V; ++d) {
+        y[d] = static_cast<float>(x[d] * r * a.w.data[d] * cpu::Sigmoid(gate[d]));
+      }
+    }
+  });
+}
+
+void CpuBackend::L2Norm(const L2NormArgs& a) {
+  const auto K = a.head_dim;
+  ForRows(a.x.dim(0), 2 * a.x.dim(1), [&](std::int64_t t) {
+    for (std::int64_t h = 0; h < a.x.dim(1); h += K) {
+      const float* x = a.x.row(t) + h;
+      const double sum = static_cast<double>(simd_.dot(x, x, K)) + a.eps;
+      const float r = static_cast<float>(1.0 / std::sqrt(sum));
+      for (std::int64_t d = 0; d < K; ++d) a.y.row(t)[h + d] = x[d] * r;
+    }
+  });
+}
+
+void CpuBackend::GatedAct(const GatedActArgs& a) {
+  const auto D = a.y.dim(1);
+  ForRows(a.y.dim(0), 30 * D, [&](std::int64_t t) {
+    const float *g = a.gate.row(t), *u = a.up.row(t);
+    for (std::int64_t d = 0; d < D; ++d) a.y.row(t)[d] = cpu::GatedAct(a.act, g[d], u[d]);
+  });
+}
+
+void CpuBackend::Residual(const ResidualArgs& a) {
+  const auto D = a.out.dim(1);
+  ForRows(a.out.dim(0), 2 * D, [&](std::int64_t t) {
+    const float *x = a.x.row(t), *y = a.y.row(t);
+    float* out = a.out.row(t);
+    if (!a.gate.data) {
+      if (a.alpha == 1.f) {
+        for (std::int64_t d = 0; d < D; ++d) out[d] = x[d] + y[d];
+      } else {
+        for (std::int64_t d = 0; d < D; ++d) out[d] = x[d] + a.alpha * y[d];
+      }
+      return;
+    }
+    const bool scalar = a.gate.dim(1) == 1;
+    float scale = scalar ? static_cast<float>(a.alpha * cpu::Sigmoid(a.gate(t, 0))) : 0.f;
+    for (std::int64_t d = 0; d < D; ++d) {
+      if (!scalar) scale = static_cast<float>(a.alpha * cpu::Sigmoid(a.gate(t, d)));
+      out[d] = x[d] + scale * y[d];
+    }
+  });
+}
+
+void CpuBackend::Pointwise(const PointwiseArgs& a) {
+  const auto D = a.y.dim(1);
+  ForRows(a.y.dim(0), 10 * D, [&](std::int64_t t) {
+    for (std::int64_t d = 0; d < D; ++d) {
+      const double x = a.x(t, d);
+      const double y = a.fn == PointwiseFn::kSilu   ? x * cpu::Sigmoid(x)
+                       : a.fn == PointwiseFn::kTanh ? std::tanh(x)
+                                                    : std::max(x, 0.0);
+      a.y(t, d) = static_cast<float>(y);
+    }
+  });
+}
+
+void CpuBackend::Sigmoid(const SigmoidArgs& a) {
+  ForRows(a.y.dim(0), 10 * a.y.dim(1), [&](std::int64_t t) {
+    for (std::int64_t d = 0; d < a.y.dim(1); ++d) {
+      a.y(t, d) = static_cast<float>(cpu::Sigmoid(a.x(t, d)));
+    }
+  });
+}
+
+void CpuBackend::SigmoidGate(const SigmoidGateArgs& a) {
+  ForRows(a.y.dim(0), 10 * a.y.dim(1), [&](std::int64_t t) {
+    for (std::int64_t d = 0; d < a.y.dim(1); ++d) {
+      a.y(t, d) = static_cast<float>(a.x(t, d) * cpu::Sigmoid(a.gate(t, d)));
+    }
+  });
+}
+
+void CpuBackend::ShortConv(const ShortConvArgs& a) {
+  const auto P = a.w.dim(0), k = a.w.dim(1);
+  for (std::size_t s = 0; s < a.sequences.size(); ++s) {
+    const auto [begin, count] = a.sequences[s];
+    if (count == 0) continue;
+    float* history = a.histories[s];
+    // Row t of the sequence; a negative t reaches into the history.
+    auto row = [&](std::int64_t t) {
+      return t < 0 ? history + (k - 1 + t) * P : a.x.row(begin + t);
+    };
+    ForRows(count, 20 * P, [&](std::int64_t t) {
+      float* y = a.y.row(begin + t);
+      for (std::int64_t c = 0; c < P; ++c) {
+        float sum = 0.f;
+        for (std::int64_t j = 0; j < k; ++j) {
+          sum = std::fma(a.w.data[c * k + j], row(t - k + 1 + j)[c], sum);
+        }
+        y[c] = static_cast<float>(sum * cpu::Sigmoid(sum));
+      }
+    });
+    for (std::int64_t j = 0; j < k - 1; ++j) {  // oldest first, so short runs shift in place
+      std::memmove(history + j * P, row(count - k + 1 + j), static_cast<std::size_t>(P) * 4);
+    }
+  }
+}
+
+void CpuBackend::AttnRes(const AttnResArgs& a) {
+  const auto n = static_cast<std::int64_t>(a.rows.size());
+  const auto H = a.w.dim(0);
+  ForRows(a.y.dim(0), 3 * n * H, [&](std::int64_t t) {
+    Workspace& ws = ThreadScratch();
+    const Workspace::Mark mark(ws);
+    double* pi = ws.Alloc<double>(n);
+    float* mix = ws.Alloc<float>(H);  // y may alias a row: everything is read before y is written
+    auto row = [&](std::int64_t e) { return a.rows[static_cast<std::size_t>(e)] + t * H; };
+    double top = -HUGE_VAL;
+    for (std::int64_t e = 0; e < n; ++e) {
+      const double mean =
+          static_cast<double>(simd_.dot(row(e), row(e), H)) / static_cast<double>(H);
+      pi[e] = static_cast<double>(simd_.dot(row(e), a.w.data, H)) / std::sqrt(mean + a.eps);
+      top = std::max(top, pi[e]);
+    }
+    double sum = 0;
+    for (std::int64_t e = 0; e < n; ++e) sum += pi[e] = std::exp(pi[e] - top);
+    std::fill(mix, mix + H, 0.f);
+    for (std::int64_t e = 0; e < n; ++e) {
+      const auto weight = static_cast<float>(pi[e] / sum);
+      simd_.axpy(weight, row(e), mix, H);
+      if (a.weights.data) a.weights(t, e) = weight;
+    }
+    if (a.gamma) {
+      const float* p = row(n - 1);
+      for (std::int64_t d = 0; d < H; ++d) mix[d] = p[d] + *a.gamma * (mix[d] - p[d]);
+    }
+    std::copy(mix, mix + H, a.y.row(t));
+  });
+}
+
+}  // namespace k3::cpu

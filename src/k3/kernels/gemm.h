@@ -1,0 +1,30 @@
+// Products with weight matrices.
+#pragma once
+
+#include <span>
+
+#include "k3/base/ids.h"
+#include "k3/tensor/view.h"
+#include "k3/tensor/weight.h"
+
+namespace k3 {
+
+/// y = x W^T.
+/// Shapes: x [T, K] f32; w [N, K] in any WeightFormat (decoding is lossless); y [T, N], not x.
+/// Exact mode: every y element is one dot product in the order DotOrder of docs/numerics.md, so a
+/// row's result is the same for T = 1 and T = 1000. Tolerance against ref: 1e-6 of |x| |w|, the
+/// error of 16 interleaved f32 sums.
+struct GemmArgs {
+  CMat x;
+  WeightRef w;
+  Mat y;
+};
+
+/// y[t] = row ids[t] of the table, decoded to f32. ids are valid (the caller checked).
+struct EmbedArgs {
+  std::span<const TokenId> ids;
+  WeightRef table;
+  Mat y;
+};
+
+}  // namespace k3

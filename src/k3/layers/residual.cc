@@ -1,0 +1,146 @@
+#include "k3/layers/residual.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "k3/layers/scratch.h"
+
+namespace k3 {
+namespace {
+
+void CopyMat(CMat from, Mat to) { std::copy_n(from.data, from.size(), to.data); }
+
+/// What every stream has in common.
+struct Base : ResidualStream {
+  Base(const ResidualConfig& c, std::int64_t layers, float eps, const ResidualWeights& weights,
+       Exec& e, Mat embedding, ResidualObserver* o)
+      : config(c), n_layers(layers), rms_eps(eps), w(weights), exec(e), p(embedding), observer(o) {}
+
+  CMat live() const override { return p; }
+
+  const ResidualSite& site(std::int64_t layer, Site s) const {
+    return (s == Site::kAttention ? w.attention : w.ffn)[static_cast<std::size_t>(layer)];
+  }
+
+  /// Attention over `rows` (banked rows, then the live one) into `mixed`.
+  CMat Mix(const ResidualSite& s, std::int64_t layer, std::optional<Site> where) {
+    if (mixed.data == nullptr) mixed = NewMat(exec, p.dim(0), p.dim(1));
+    std::vector<const float*> rows(bank);
+    rows.push_back(p.data);
+    Mat weights;
+    std::unique_ptr<Workspace::Mark> mark;
+    if (observer != nullptr) {
+      mark = std::make_unique<Workspace::Mark>(exec.ws);
+      weights = NewMat(exec, p.dim(0), static_cast<std::int64_t>(rows.size()));
+    }
+    exec.ops->AttnRes({rows, s.mix, rms_eps, s.gamma, mixed, weights});
+    if (observer != nullptr) observer->DepthWeights(layer, where, weights);
+    return mixed;
+  }
+
+  const ResidualConfig& config;
+  std::int64_t n_layers;
+  float rms_eps;
+  const ResidualWeights& w;
+  Exec& exec;
+  Mat p;  // the live row
+  ResidualObserver* observer;
+  std::vector<const float*> bank;
+  Mat mixed;
+};
+
+/// Spec section 4: the stream is banked raw every block_size layers and starts anew.
+struct BlockAttnRes : Base {
+  using Base::Base;
+
+  CMat Read(std::int64_t layer, Site s) override {
+    if (s == Site::kFfn) return Mix(site(layer, s), layer, s);
+    const CMat h = bank.empty() ? CMat(p) : Mix(site(layer, s), layer, s);
+    fresh = layer % config.block_size == 0;
+    if (fresh) {
+      bank.push_back(p.data);
+      p = NewMat(exec, p.dim(0), p.dim(1));  // filled by the Write that follows
+    }
+    return h;
+  }
+  void Write(std::int64_t, Site s, CMat, CMat y) override {
+    if (s == Site::kAttention && fresh) {
+      CopyMat(y, p);
+    } else {
+      exec.ops->Residual({p, y, 1.f, {}, p});
+    }
+  }
+  CMat Output() override { return Mix(w.output, n_layers, std::nullopt); }
+
+  bool fresh = false;
+};
+
+/// Every sublayer output is a row of its own; there is no sum.
+struct FullAttnRes : Base {
+  using Base::Base;
+
+  CMat Read(std::int64_t layer, Site s) override {
+    const CMat h = bank.empty() ? CMat(p) : Mix(site(layer, s), layer, s);
+    bank.push_back(p.data);
+    p = NewMat(exec, p.dim(0), p.dim(1));
+    return h;
+  }
+  void Write(std::int64_t, Site, CMat, CMat y) override { CopyMat(y, p); }
+  CMat Output() override { return Mix(w.output, n_layers, std::nullopt); }
+};
+
+/// x + alpha f(x), with an optional norm on f and an optional gate.
+struct Additive : Base {
+  using Base::Base;
+
+  CMat Read(std::int64_t, Site) override { return p; }
+  void Write(std::int64_t layer, Site s, CMat n, CMat y) override {
+    const Workspace::Mark mark(exec.ws);
+    const ResidualSite& parts = site(layer, s);
+    const bool plain =
+        config.mode == ResidualMode::kPlain || (config.attention_only && s == Site::kFfn);
+    if (plain) return exec.ops->Residual({p, y, 1.f, {}, p});
+    if (config.mode == ResidualMode::kNormScaled) {
+      const Mat normed = NewMat(exec, y.dim(0), y.dim(1));
+      exec.ops->RmsNorm({y, parts.out_norm, rms_eps, normed});
+      y = normed;
+    }
+    Mat gate;
+    if (!parts.gate.empty()) {
+      gate = NewMat(exec, y.dim(0), parts.gate.rows);
+      exec.ops->Gemm({n, parts.gate, gate});
+      for (std::int64_t t = 0; t < gate.dim(0); ++t) {
+        for (std::int64_t d = 0; d < gate.dim(1); ++d) gate(t, d) += parts.gate_bias(d);
+      }
+      if (observer != nullptr) observer->Gate(layer, s, gate);
+    }
+    const double depth = 1.0 / std::sqrt(2.0 * static_cast<double>(n_layers));
+    const float alpha =
+        config.fixed_depth_alpha ? static_cast<float>(depth) : parts.alpha.value_or(1.f);
+    exec.ops->Residual({p, y, alpha, gate, p});
+  }
+  CMat Output() override { return p; }
+};
+
+}  // namespace
+
+std::unique_ptr<ResidualStream> StartStream(const ResidualConfig& config, std::int64_t n_layers,
+                                            float rms_eps, const ResidualWeights& w, Exec& exec,
+                                            Mat embedding, ResidualObserver* observer) {
+  switch (config.mode) {
+    case ResidualMode::kBlockAttnRes:
+      return std::make_unique<BlockAttnRes>(config, n_layers, rms_eps, w, exec, embedding,
+                                            observer);
+    case ResidualMode::kFullAttnRes:
+      return std::make_unique<FullAttnRes>(config, n_layers, rms_eps, w, exec, embedding, observer);
+    case ResidualMode::kPlain:
+    case ResidualMode::kScaled:
+    case ResidualMode::kGated:
+    case ResidualMode::kGatedChannel:
+    case ResidualMode::kNormScaled:
+      break;
+  }
+  return std::make_unique<Additive>(config, n_layers, rms_eps, w, exec, embedding, observer);
+}
+
+}  // namespace k3

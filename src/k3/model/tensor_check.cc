@@ -1,0 +1,237 @@
+// CheckTensors: a checkpoint against the table of its config.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "k3/io/json.h"
+#include "k3/model/tensor_table.h"
+
+namespace k3 {
+namespace {
+
+constexpr std::string_view kPrefix = "language_model.";
+constexpr std::string_view kProbe = "model.layers.0.input_layernorm.weight";
+constexpr std::int64_t kMaxScaleScan = std::int64_t{256} << 20;
+constexpr std::int64_t kMaxHeadCompare = std::int64_t{256} << 20;
+constexpr std::size_t kMaxUnexpectedWarnings = 20;
+
+bool IsFloat(DType t) { return t == DType::kBF16 || t == DType::kF16 || t == DType::kF32; }
+
+class Checker {
+ public:
+  Checker(const ModelConfig& config, const Checkpoint& checkpoint)
+      : config_(config), checkpoint_(checkpoint) {}
+
+  Result<TensorCheck> Run() {
+    FindPrefix();
+    matched_.reserve(checkpoint_.tensors().size());
+    K3_TRY(ForEachTensor(config_, [this](const TensorSpec& spec) { return Check(spec); }));
+    K3_TRY(CheckTiedHead());
+    out_.text_tensors = static_cast<std::int64_t>(matched_.size());
+    K3_TRY(CheckUnexpected());
+    K3_TRY(ScanScales());
+    return std::move(out_);
+  }
+
+ private:
+  void FindPrefix() {
+    const bool with = checkpoint_.Find(std::string(kPrefix).append(kProbe)) != nullptr;
+    const bool without = checkpoint_.Find(kProbe) != nullptr;
+    const bool use = with == without ? config_.nested : with;
+    out_.prefix = use ? kPrefix : "";
+    if (use != config_.nested) {
+      out_.warnings.push_back(fmt::format("{}: config.json is {}, but the tensor names are {} {}",
+                                          checkpoint_.dir(), config_.nested ? "nested" : "flat",
+                                          use ? "with" : "without", kPrefix));
+    }
+  }
+
+  const TensorRef* Find(const std::string& name) {
+    name_.assign(out_.prefix).append(name);
+    return checkpoint_.Find(name_);
+  }
+
+  Error Refuse(const std::string& name, std::string_view problem, std::string_view detail) {
+    name_.assign(out_.prefix).append(name);
+    const bool known = checkpoint_.Find(name_) != nullptr;
+    return {known ? Code::kCorrupt : Code::kNotFound,
+            fmt::format("{}: {} {}{}", known ? checkpoint_.FileOf(name_) : checkpoint_.dir(),
+                        problem, name, detail)};
+  }
+  Error WrongShape(const std::string& name, const TensorRef& t,
+                   const std::vector<std::int64_t>& expected) {
+    return Refuse(
+        name, "wrong shape",
+        fmt::format(": found {}, expected {}", ShapeString(t.shape), ShapeString(expected)));
+  }
+  Error WrongDType(const std::string& name, const TensorRef& t, std::string_view expected) {
+    return Refuse(name, "wrong dtype",
+                  fmt::format(": found {}, expected {}", Name(t.dtype), expected));
+  }
+
+  Status Check(const TensorSpec& spec) {
+    const TensorRef* t = Find(spec.name);
+    if (spec.role == TensorRole::kRoutedExpert) {
+      const TensorRef* packed = Find(spec.name + "_packed");
+      if (packed && t)
+        return Refuse(spec.name, "ambiguous tensor", ": it is also there as _packed");
+      if (packed) return CheckPacked(spec, *packed);
+      if (!t && Find(spec.name + "_scale"))
+        return Refuse(spec.name + "_packed", "missing tensor", "");
+    }
+    if (!t) return Refuse(spec.name, "missing tensor", "");
+    matched_.push_back(t);
+    if (!IsFloat(t->dtype)) return WrongDType(spec.name, *t, "BF16, F16 or F32");
+    if (spec.name.ends_with(".A_log")) return CheckALog(spec, *t);
+    if (t->shape == spec.shape || IsConvOfRankTwo(spec, *t)) return {};
+    return WrongShape(spec.name, *t, spec.shape);
+  }
+
+  static bool IsConvOfRankTwo(const TensorSpec& spec, const TensorRef& t) {
+    return spec.shape.size() == 3 && t.shape.size() == 2 && t.shape[0] == spec.shape[0] &&
+           t.shape[1] == spec.shape[2];
+  }
+
+  Status CheckPacked(const TensorSpec& spec, const TensorRef& packed) {
+    const std::string packed_name = spec.name + "_packed", scale_name = spec.name + "_scale";
+    const std::int64_t rows = spec.shape[0], cols = spec.shape[1];
+    if (cols % 32 != 0) {
+      return Refuse(packed_name, "wrong shape",
+                    fmt::format(": rows of {} cannot be packed in groups of 32", cols));
+    }
+    const TensorRef* scale = Find(scale_name);
+    if (!scale) return Refuse(scale_name, "missing tensor", "");
+    if (packed.dtype != DType::kU8) return WrongDType(packed_name, packed, "U8");
+    if (scale->dtype != DType::kU8 && scale->dtype != DType::kF8E8M0) {
+      return WrongDType(scale_name, *scale, "U8 or F8_E8M0");
+    }
+    const std::vector<std::int64_t> code_shape{rows, cols / 2}, scale_shape{rows, cols / 32};
+    if (packed.shape != code_shape) return WrongShape(packed_name, packed, code_shape);
+    if (scale->shape != scale_shape) return WrongShape(scale_name, *scale, scale_shape);
+    matched_.push_back(&packed);
+    matched_.push_back(scale);
+    scales_.push_back(scale);
+    out_.packed_experts += 1;
+    out_.scale_bytes += scale->bytes();
+    return {};
+  }
+
+  /// The release pads A_log with zeros past the heads; anything else there is no padding.
+  Status CheckALog(const TensorSpec& spec, const TensorRef& t) {
+    const std::int64_t heads = spec.shape[0];
+    if (t.elements() < heads || t.elements() > (std::int64_t{1} << 20)) {
+      return WrongShape(spec.name, t, spec.shape);
+    }
+    std::vector<float> values;
+    ToFloats(t, values);
+    for (std::size_t i = static_cast<std::size_t>(heads); i < values.size(); ++i) {
+      if (values[i] == 0.f) continue;
+      return Refuse(
+          spec.name, "wrong shape",
+          fmt::format(": found {} values for {} heads, and value {} past them is {}, not zero",
+                      values.size(), heads, i, values[i]));
+    }
+    return {};
+  }
+
+  /// With tied embeddings lm_head may be absent; present, it is used.
+  Status CheckTiedHead() {
+    if (!config_.tied_embeddings) return {};
+    const std::string name = "lm_head.weight";
+    const TensorRef* head = Find(name);
+    out_.has_head = head != nullptr;
+    if (!head) return {};
+    matched_.push_back(head);
+    if (!IsFloat(head->dtype)) return WrongDType(name, *head, "BF16, F16 or F32");
+    const std::vector<std::int64_t> shape{config_.vocab, config_.hidden};
+    if (head->shape != shape) return WrongShape(name, *head, shape);
+    const TensorRef* embedding = Find("model.embed_tokens.weight");
+    const auto bytes = static_cast<std::size_t>(head->bytes());
+    const bool same = embedding && embedding->dtype == head->dtype &&
+                      head->bytes() <= kMaxHeadCompare &&
+                      std::memcmp(head->data, embedding->data, bytes) == 0;
+    if (!same) {
+      out_.warnings.push_back(
+          fmt::format("{}: tie_word_embeddings is true, but lm_head.weight is there with its own "
+                      "values; it is used",
+                      checkpoint_.FileOf(out_.prefix + name)));
+    }
+    return {};
+  }
+
+  bool IsVision(std::string_view name) const {
+    return name.starts_with("vision_tower.") || name.starts_with("mm_projector.");
+  }
+
+  Status CheckUnexpected() {
+    std::sort(matched_.begin(), matched_.end());
+    for (const auto& [name, t] : checkpoint_.tensors()) {
+      if (std::binary_search(matched_.begin(), matched_.end(), &t)) continue;
+      if (IsVision(name)) {
+        out_.vision_tensors += 1;
+        out_.vision_bytes += t.bytes();
+        continue;
+      }
+      out_.unexpected.push_back(name);
+    }
+    for (std::size_t i = 0; i < out_.unexpected.size(); ++i) {
+      std::string_view name = out_.unexpected[i];
+      const bool text = name.starts_with(out_.prefix);
+      if (text) name.remove_prefix(out_.prefix.size());
+      if (config_.has_variant && text &&
+          (name.starts_with("model.") || name.starts_with("lm_head"))) {
+        return Error{Code::kCorrupt,
+                     fmt::format("{}: unexpected tensor {}", checkpoint_.FileOf(out_.unexpected[i]),
+                                 Printable(name))};
+      }
+      if (i < kMaxUnexpectedWarnings) {
+        out_.warnings.push_back(fmt::format("{}: unexpected tensor {} is not used",
+                                            checkpoint_.FileOf(out_.unexpected[i]),
+                                            Printable(name)));
+      }
+    }
+    if (out_.unexpected.size() > kMaxUnexpectedWarnings) {
+      out_.warnings.push_back(fmt::format("{}: {} more unexpected tensors", checkpoint_.dir(),
+                                          out_.unexpected.size() - kMaxUnexpectedWarnings));
+    }
+    return {};
+  }
+
+  /// Only small models: the scales of the released one are 90 GB of scattered reads.
+  Status ScanScales() {
+    out_.scales_checked = out_.scale_bytes <= kMaxScaleScan;
+    if (!out_.scales_checked) return {};
+    for (const TensorRef* scale : scales_) {
+      if (CheckScales(*scale, "", "").ok()) continue;
+      for (const auto& [name, t] : checkpoint_.tensors()) {
+        if (&t == scale) return CheckScales(t, name, checkpoint_.FileOf(name));
+      }
+    }
+    return {};
+  }
+
+  const ModelConfig& config_;
+  const Checkpoint& checkpoint_;
+  TensorCheck out_;
+  std::string name_;                       // of the last lookup, reused
+  std::vector<const TensorRef*> matched_;  // nodes of the checkpoint's map; sorted in the end
+  std::vector<const TensorRef*> scales_;
+};
+
+}  // namespace
+
+Result<TensorCheck> CheckTensors(const ModelConfig& config, const Checkpoint& checkpoint) {
+  return Checker(config, checkpoint).Run();
+}
+
+Status CheckScales(const TensorRef& scales, std::string_view name, std::string_view where) {
+  const auto bytes = static_cast<std::size_t>(scales.bytes());
+  const void* bad = bytes > 0 ? std::memchr(scales.data, 255, bytes) : nullptr;
+  if (!bad) return {};
+  return Error{Code::kCorrupt,
+               fmt::format("{}: scale {} of tensor {} is 255, the NaN of E8M0", where,
+                           static_cast<const std::byte*>(bad) - scales.data, Printable(name))};
+}
+
+}  // namespace k3
