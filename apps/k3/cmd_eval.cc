@@ -102,7 +102,6 @@ void ReadWords(EvalOptions& o) {
 void AddEval(CLI::App& root, Action& action) {
   auto o = std::make_shared<EvalOptions>();
   CLI::App* app = root.add_subcommand("eval", "Measure quality: eval [MODEL] ppl");
-  app->usage("Usage: k3 eval [MODEL] TASK [OPTIONS]");
   app->footer(std::string(kHelp) + kExitCodesHelp);
   app->add_option("WORDS", o->words, "[MODEL] TASK; the only task is ppl")
       ->required()

@@ -20,8 +20,9 @@ namespace {
 
 constexpr const char* kHelp =
     "\nText goes to standard output as it is generated, everything else to standard error.\n"
-    "Temperature and top-p come from generation_config.json where it says do_sample; otherwise\n"
-    "the best token is taken every time. The options above override it.\n"
+    "Temperature, top-p, top-k, min-p and repeat penalty come from generation_config.json where "
+    "it\n"
+    "says do_sample; otherwise the best token is taken every time. Options override the file.\n"
     "Ctrl-C once ends the text and keeps what is there, twice ends the program at once.\n"
     "A reader that closes the pipe ends the program with status 1 and no message.\n"
     "\nExamples:\n"
@@ -37,8 +38,10 @@ struct RunOptions {
   EngineOptions engine;
   PromptOptions prompt;
   std::int64_t max_tokens = 128;
-  std::optional<double> temperature, top_p;
-  SamplingParams sampling;  // temperature and top_p are filled in once the model is known
+  // Absent: the model's default, which is known only once it is loaded.
+  std::optional<double> temperature, top_p, min_p, repetition_penalty;
+  std::optional<std::int64_t> top_k;
+  SamplingParams sampling;
   bool seed_given = false;
   std::vector<std::string> biases, stop;
   bool json = false;
@@ -61,11 +64,18 @@ void AddSamplingOptions(CLI::App& app, RunOptions& o) {
   };
   real("--temp", o.temperature, {0, 100}, "Temperature; 0 (or below 0.001) takes the best token");
   real("--top-p", o.top_p, {0, 1}, "Keep the best tokens up to this share of probability");
-  AddInteger(app, "--top-k", o.sampling.top_k, {0, kManyTokens}, "Keep the N best tokens; 0: all");
-  AddReal(app, "--min-p", o.sampling.min_p, {0, 1},
-          "Drop tokens below this share of the best one's probability");
-  AddReal(app, "--repeat-penalty", o.sampling.repetition_penalty, {0.01, 100},
-          "Divide the score of tokens seen before (default 1)");
+  app.add_option_function<std::string>(
+         "--top-k",
+         [&o](const std::string& text) {
+           auto parsed = ParseInteger(text, 0, kManyTokens);
+           if (!parsed.ok()) throw CLI::ValidationError("--top-k", parsed.message());
+           o.top_k = *parsed;
+         },
+         "Keep the N best tokens; 0 keeps all")
+      ->type_name("N");
+  real("--min-p", o.min_p, {0, 1}, "Drop tokens below this share of the best one's probability");
+  real("--repeat-penalty", o.repetition_penalty, {0.01, 100},
+       "Divide the score of tokens seen before by this; 1 is off");
   AddReal(app, "--frequency-penalty", o.sampling.frequency_penalty, {-100, 100},
           "Lower a score by this for every time the token was generated");
   AddReal(app, "--presence-penalty", o.sampling.presence_penalty, {-100, 100},
@@ -79,15 +89,22 @@ void AddSamplingOptions(CLI::App& app, RunOptions& o) {
 /// Flags over generation_config.json over greedy.
 Result<GenerateOptions> MakeOptions(const RunOptions& o, const Engine& engine) {
   GenerateOptions g;
-  K3_ASSIGN(const GenerationConfig defaults, ReadGenerationConfig(engine.dir));
+  K3_ASSIGN(const GenerationConfig defaults,
+            ReadGenerationConfig(engine.dir, engine.model->config().vocab));
   g.sampling = o.sampling;
   g.sampling.temperature = 0;
-  if (defaults.do_sample) {
-    g.sampling.temperature = defaults.temperature.value_or(1.0);
-    g.sampling.top_p = defaults.top_p.value_or(1.0);
+  if (defaults.do_sample.value_or(false)) {
+    g.sampling.temperature = defaults.temperature.value_or(1.f);
+    g.sampling.top_p = defaults.top_p.value_or(1.f);
+    g.sampling.min_p = defaults.min_p.value_or(0.f);
+    g.sampling.top_k = defaults.top_k.value_or(0);
+    g.sampling.repetition_penalty = defaults.repetition_penalty.value_or(1.f);
   }
   if (o.temperature.has_value()) g.sampling.temperature = *o.temperature;
   if (o.top_p.has_value()) g.sampling.top_p = *o.top_p;
+  if (o.min_p.has_value()) g.sampling.min_p = *o.min_p;
+  if (o.top_k.has_value()) g.sampling.top_k = *o.top_k;
+  if (o.repetition_penalty.has_value()) g.sampling.repetition_penalty = *o.repetition_penalty;
   for (const std::string& text : o.biases) {
     auto bias = ParseBias(text);
     if (!bias.ok()) return Error{bias.error().code, "--logit-bias: " + bias.message()};
@@ -159,7 +176,7 @@ Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector
     K3_ASSIGN(prompt, ReadPrompt(o.prompt, engine, !continues));
   }
   AppendPrompt(state, prompt);
-  if (state.tokens.empty()) return GenerateResult{.finish = FinishReason::kStop};
+  if (state.tokens.empty()) return GenerateResult{};
   GenerateEvents events;
   ProgressLine progress;
   events.on_prefill = [&](std::int64_t done, std::int64_t total) {
