@@ -9,6 +9,7 @@
 #include "exit_codes.h"
 #include "json_text.h"
 #include "k3/base/threads.h"
+#include "k3/kernels/cpu/isa.h"
 #include "k3/kernels/devices.h"
 #include "output.h"
 
@@ -35,9 +36,6 @@ std::vector<std::string> MachineIsas() {
 #endif
   return found;
 }
-
-/// Set once kernels/cpu/isa.h says which copy of the kernels was chosen.
-std::string ActiveIsa() { return "scalar"; }
 
 std::string CpuName() {
   std::ifstream file("/proc/cpuinfo");
@@ -66,7 +64,7 @@ Json Collect() {
          {"sanitizers", K3_SANITIZERS},
          {"cpu", CpuName()},
          {"instruction_sets", MachineIsas()},
-         {"instruction_set_in_use", ActiveIsa()},
+         {"instruction_set_in_use", cpu::ActiveIsaName()},
          {"usable_cpus", UsableCpus()},
          {"usable_memory_bytes", UsableMemory()},
          {"built_with_cuda", BuiltWithCuda()},

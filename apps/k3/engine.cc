@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "exit_codes.h"
+#include "k3/kernels/cpu/isa.h"
 #include "options.h"
 #include "output.h"
 
@@ -31,6 +32,7 @@ bool HasConfig(const std::string& dir) {
 }
 
 Status LoadParts(const EngineOptions& options, Engine& engine) {
+  if (const auto table = cpu::ChooseTable(); !table.ok()) return table.error();
   K3_ASSIGN(engine.dir, ResolveModel(options.model));
   const auto start = std::chrono::steady_clock::now();
   K3_ASSIGN(engine.model, Model::Load(engine.dir));
