@@ -18,7 +18,7 @@ namespace k3::app {
 namespace {
 
 constexpr const char* kHelp =
-    "\nReads prompts of random tokens, then decodes greedily after a prompt of 32. Each figure "
+    "Reads prompts of random tokens, then decodes greedily after a prompt of 32. Each figure "
     "has\n"
     "one warm-up run that is not counted; given are median, slowest and fastest of the repeats.\n"
     "\nExamples:\n"
@@ -29,7 +29,7 @@ constexpr std::int64_t kDecodePrompt = 32;
 
 struct BenchOptions {
   EngineOptions engine;
-  std::string prefill = "128,512";
+  std::optional<std::string> prefill = "128,512";  // a list of small numbers, like ids
   std::int64_t decode = 64, batch = 1, repeats = 3;
   bool json = false;
 };
@@ -186,11 +186,8 @@ Status RunBench(const BenchOptions& o, Engine& engine, const std::vector<TokenId
 }
 
 int Run(const BenchOptions& o) {
-  const auto lengths = ParseIds(o.prefill);  // a list of small numbers, like ids
-  if (!lengths.ok()) {
-    Complain("--prefill: " + lengths.message());
-    return kExitUsage;
-  }
+  const auto lengths = ParseIds(*o.prefill);
+  if (!lengths.ok()) return Fail(lengths.error());
   int exit_code = kExitOk;
   const auto engine = LoadEngine(o.engine, exit_code);
   if (engine == nullptr) return exit_code;
@@ -205,7 +202,7 @@ void AddBench(CLI::App& root, Action& action) {
   CLI::App* app = root.add_subcommand("bench", "Measure prompt and decoding speed");
   app->footer(std::string(kHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
-  app->add_option("--prefill", o->prefill, "Prompt lengths (default 128,512)")->type_name("N,..");
+  AddIds(*app, "--prefill", o->prefill, "Prompt lengths (default 128,512)")->type_name("N,..");
   AddInteger(*app, "--decode", o->decode, {0, std::numeric_limits<std::int32_t>::max()},
              "Tokens to decode; 0 leaves it out (default 64)");
   AddInteger(*app, "--batch", o->batch, {1, 1024}, "Sequences side by side (default 1)");

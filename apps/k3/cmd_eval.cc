@@ -18,7 +18,7 @@ namespace k3::app {
 namespace {
 
 constexpr const char* kHelp =
-    "\nTask ppl: how well the model predicts the documents of a file, which NUL bytes separate.\n"
+    "Task ppl: how well the model predicts the documents of a file, which NUL bytes separate.\n"
     "Each document is BOS and its first --tokens tokens; those tokens are scored (without a BOS\n"
     "token all but the first). The mean is over documents; bits per byte are over all scored "
     "text.\n"

@@ -17,7 +17,7 @@ namespace k3::app {
 namespace {
 
 constexpr const char* kHelp =
-    "\nExamples:\n"
+    "Examples:\n"
     "  k3 info\n"
     "  k3 info --json";
 

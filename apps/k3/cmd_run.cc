@@ -19,7 +19,7 @@ namespace k3::app {
 namespace {
 
 constexpr const char* kHelp =
-    "\nText goes to standard output as it is generated, everything else to standard error.\n"
+    "Text goes to standard output as it is generated, everything else to standard error.\n"
     "Temperature, top-p, top-k, min-p and repeat penalty come from generation_config.json where "
     "it\n"
     "says do_sample; otherwise the best token is taken every time. Options override the file.\n"
@@ -82,7 +82,11 @@ void AddSamplingOptions(CLI::App& app, RunOptions& o) {
           "Lower the score of tokens generated before");
   app.add_option("--logit-bias", o.biases, "Add VALUE (-100 to 100) to a token's score; repeatable")
       ->type_name("ID=VALUE")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->check([](const std::string& text) {
+        const auto bias = ParseBias(text);
+        return bias.ok() ? std::string() : bias.message();
+      });
   AddSeed(app, o.sampling.seed)->each([&o](const std::string&) { o.seed_given = true; });
 }
 
@@ -106,9 +110,8 @@ Result<GenerateOptions> MakeOptions(const RunOptions& o, const Engine& engine) {
   if (o.top_k.has_value()) g.sampling.top_k = *o.top_k;
   if (o.repetition_penalty.has_value()) g.sampling.repetition_penalty = *o.repetition_penalty;
   for (const std::string& text : o.biases) {
-    auto bias = ParseBias(text);
-    if (!bias.ok()) return Error{bias.error().code, "--logit-bias: " + bias.message()};
-    g.sampling.logit_bias.insert_or_assign(bias->first, bias->second);
+    K3_ASSIGN(const auto bias, ParseBias(text));
+    g.sampling.logit_bias.insert_or_assign(bias.first, bias.second);
   }
   g.eos = defaults.eos.empty() ? engine.model->config().eos : defaults.eos;
   g.stop = o.stop;
@@ -222,7 +225,10 @@ void AddRun(CLI::App& root, Action& action) {
   AddSamplingOptions(*app, *o);
   app->add_option("--stop", o->stop, "End the text before this string; repeatable")
       ->type_name("TEXT")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->check([](const std::string& text) {
+        return text.empty() ? std::string("a stop string must not be empty") : std::string();
+      });
   auto* json = app->add_flag("--json", o->json, "Print one JSON object at the end");
   AddInteger(*app, "--logprobs", o->logprobs, {0, 20},
              "With --json: log-probabilities of each token and its N best alternatives")

@@ -12,7 +12,7 @@ namespace k3::app {
 namespace {
 
 constexpr const char* kHelp =
-    "\nPrints the ids on one line, separated by spaces. Any bytes are accepted: what is not UTF-8\n"
+    "Prints the ids on one line, separated by spaces. Any bytes are accepted: what is not UTF-8\n"
     "becomes byte tokens. No BOS is added. --decode prints exactly the bytes of the ids.\n"
     "\nExamples:\n"
     "  k3 tokenize -p \"Hello, world\"\n"
@@ -62,9 +62,7 @@ void AddTokenize(CLI::App& root, Action& action) {
   auto* text =
       app->add_option("-p,--prompt", o->text, "Text; \"-\" or no text at all reads standard input")
           ->type_name("TEXT");
-  app->add_option("--decode", o->decode, "Print the text of ids: 1,2,3 or @FILE with such a list")
-      ->type_name("IDS")
-      ->excludes(text);
+  AddIds(*app, "--decode", o->decode, "Print the text of token ids")->excludes(text);
   app->add_flag("--json", o->json, "Print a JSON object");
   app->callback([o, &action] {
     action = [o] {

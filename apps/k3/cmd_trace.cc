@@ -16,7 +16,7 @@ namespace k3::app {
 namespace {
 
 constexpr const char* kHelp =
-    "\nRuns the ids through the model in one pass and writes a safetensors file: tokens, logits "
+    "Runs the ids through the model in one pass and writes a safetensors file: tokens, logits "
     "of\n"
     "all positions, per layer inputs, outputs and routing, and the caches after the last token.\n"
     "Names are those of tests/reference/README.md.\n"
@@ -26,7 +26,8 @@ constexpr const char* kHelp =
 
 struct TraceOptions {
   EngineOptions engine;
-  std::string ids, out;
+  std::optional<std::string> ids;
+  std::string out;
 };
 
 /// Copies whatever it is shown, so that it can be written after the pass.
@@ -120,11 +121,8 @@ Status WriteTrace(const TraceOptions& o, const Engine& engine, const std::vector
 }
 
 int Trace(const TraceOptions& o) {
-  const auto ids = ParseIds(o.ids);
-  if (!ids.ok()) {
-    Complain("--ids: " + ids.message());
-    return ids.error().code == Code::kInvalidArgument ? kExitUsage : kExitFailed;
-  }
+  const auto ids = ParseIds(*o.ids);
+  if (!ids.ok()) return Fail(ids.error());
   int exit_code = kExitOk;
   const auto engine = LoadEngine(o.engine, exit_code);
   if (engine == nullptr) return exit_code;
@@ -139,9 +137,7 @@ void AddTrace(CLI::App& root, Action& action) {
   CLI::App* app = root.add_subcommand("trace", "Write the intermediate values of one pass");
   app->footer(std::string(kHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
-  app->add_option("--ids", o->ids, "Token ids: 1,2,3 or @FILE with such a list")
-      ->required()
-      ->type_name("IDS");
+  AddIds(*app, "--ids", o->ids, "Token ids")->required();
   app->add_option("--out", o->out, "File to write")->required()->type_name("FILE");
   AddEngineOptions(*app, o->engine, false);
   app->callback([o, &action] { action = [o] { return Trace(*o); }; });

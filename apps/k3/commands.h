@@ -18,7 +18,7 @@ void AddInfo(CLI::App& root, Action& action);
 
 /// Last lines of every help page.
 inline constexpr const char* kExitCodesHelp =
-    "\nExit status: 0 done, 1 failed, 2 wrong usage, 3 not enough memory or no such device,\n"
+    "\n\nExit status: 0 done, 1 failed, 2 wrong usage, 3 not enough memory or no such device,\n"
     "130 interrupted.";
 
 }  // namespace k3::app

@@ -15,7 +15,7 @@ namespace k3::app {
 namespace {
 
 constexpr const char* kFooter =
-    "\nExamples:\n"
+    "Examples:\n"
     "  k3 run -p \"Once upon a time\" -n 60\n"
     "  k3 tokenize -p \"Hello, world\"\n"
     "  k3 eval ppl --text books.txt --docs 8\n"
@@ -43,6 +43,19 @@ bool UnknownCommand(const CLI::App& app, int argc, char** argv) {
   return true;
 }
 
+/// For an option that does not exist: the nearest one that does.
+std::string OptionHint(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  for (const std::string& word : app.remaining()) {
+    const std::string nearest = word.starts_with("--") ? Nearest(word, names) : "";
+    if (!nearest.empty()) return fmt::format(", did you mean {}?", nearest);
+  }
+  return {};
+}
+
 int Usage(const CLI::App& app, const CLI::ParseError& error) {
   std::ostringstream out, err;
   if (error.get_exit_code() == 0) {  // --help, --version
@@ -51,7 +64,8 @@ int Usage(const CLI::App& app, const CLI::ParseError& error) {
     return written.ok() ? kExitOk : Fail(written.error());
   }
   const auto subcommands = app.get_subcommands();
-  Complain(error.what());
+  const CLI::App& used = subcommands.empty() ? app : *subcommands.front();
+  Complain(error.what() + OptionHint(used));
   fmt::print(stderr, "Try: k3 {}--help\n",
              subcommands.empty() ? "" : subcommands.front()->get_name() + " ");
   return kExitUsage;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "k3/io/mapped_file.h"
 
@@ -19,16 +20,18 @@ bool ParseAll(std::string_view text, T& value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
+/// Insertions, deletions, replacements and swaps of neighbours that turn a into b.
 std::size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
+  std::vector<std::size_t> before, last, row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
+    before = std::exchange(last, row);
     row[0] = i;
     for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t above = row[j];
-      row[j] = std::min({row[j - 1] + 1, above + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
+      row[j] =
+          std::min({row[j - 1] + 1, last[j] + 1, last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (swapped) row[j] = std::min(row[j], before[j - 2] + 1);
     }
   }
   return row[b.size()];
@@ -99,9 +102,28 @@ CLI::Option* AddSeed(CLI::App& app, std::uint64_t& value) {
       ->type_name("N");
 }
 
+CLI::Option* AddIds(CLI::App& app, const std::string& name, std::optional<std::string>& value,
+                    const std::string& help) {
+  return app
+      .add_option_function<std::string>(
+          name,
+          [&value, name](const std::string& text) {
+            // A file's content is bad input, not a bad command line: it is read later.
+            if (!text.starts_with('@')) {
+              const auto ids = ParseIds(text);
+              if (!ids.ok()) Refuse(LongName(name), ids.message());
+            }
+            value = text;
+          },
+          help + ": 1,2,3 or @FILE with such a list")
+      ->type_name("IDS");
+}
+
 Result<std::vector<TokenId>> ParseIds(const std::string& text) {
   std::string list = text;
-  if (!text.empty() && text[0] == '@') {
+  std::string where;
+  if (text.starts_with('@')) {
+    where = text.substr(1) + ": ";
     K3_ASSIGN(list, ReadTextFile(text.substr(1)));
   }
   constexpr std::string_view kSeparators = ", \t\r\n";
@@ -116,7 +138,7 @@ Result<std::vector<TokenId>> ParseIds(const std::string& text) {
                                  std::numeric_limits<TokenId>::max());
     if (!id.ok()) {
       return Error{Code::kInvalidArgument,
-                   fmt::format("token id {}: {}", ids.size() + 1, id.message())};
+                   fmt::format("{}token id {}: {}", where, ids.size() + 1, id.message())};
     }
     ids.push_back(static_cast<TokenId>(*id));
     rest.remove_prefix(end);

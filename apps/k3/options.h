@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,10 @@ CLI::Option* AddInteger(CLI::App& app, const std::string& name, std::int64_t& va
 CLI::Option* AddReal(CLI::App& app, const std::string& name, double& value, RealRange range,
                      const std::string& help);
 CLI::Option* AddSeed(CLI::App& app, std::uint64_t& value);
+
+/// A list of token ids for ParseIds; one given on the command line is checked at once.
+CLI::Option* AddIds(CLI::App& app, const std::string& name, std::optional<std::string>& value,
+                    const std::string& help);
 
 /// "1,2,3", or "@FILE" with such a list; blanks and line ends separate too. Ids are not compared
 /// with a vocabulary here.

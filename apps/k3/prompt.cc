@@ -19,9 +19,7 @@ void AddPromptOptions(CLI::App& app, PromptOptions& options) {
   auto* text = app.add_option("-p,--prompt", options.text,
                               "Prompt; \"-\" or no prompt at all reads standard input")
                    ->type_name("TEXT");
-  app.add_option("--ids", options.ids, "Prompt as token ids: 1,2,3 or @FILE with such a list")
-      ->type_name("IDS")
-      ->excludes(text);
+  AddIds(app, "--ids", options.ids, "Prompt as token ids")->excludes(text);
   auto* bos = app.add_flag("--bos", options.bos, "Put the BOS token in front");
   app.add_flag("--no-bos", options.no_bos, "Put no BOS token in front")->excludes(bos);
 }

@@ -91,15 +91,14 @@ TEST(Sampler, TopKTopPAndMinPKeepTheBest) {
 }
 
 TEST(Sampler, TopPSearchesFarIntoALongTail) {
-  const std::vector<float> flat(5000, 0.f);
+  const std::vector<float> flat(600, 0.f);
   SamplingParams p;
   p.top_p = 0.5;
-  const auto count = Histogram(flat, p, 20000);
-  int low = 0, high = 0;
-  for (std::size_t i = 0; i < count.size(); ++i) (i < 2500 ? low : high) += count[i];
-  EXPECT_EQ(low, 20000);
-  EXPECT_EQ(high, 0);
-  EXPECT_GT(count[2499] + count[2498] + count[2497] + count[2496], 0);
+  const auto count = Histogram(flat, p, 4000);
+  int low = 0;
+  for (std::size_t i = 0; i < 300; ++i) low += count[i];
+  EXPECT_EQ(low, 4000);
+  EXPECT_GT(count[299] + count[298] + count[297] + count[296], 0);
 }
 
 TEST(Sampler, PenaltiesFollowTheirFormulas) {
