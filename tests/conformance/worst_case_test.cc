@@ -13,12 +13,12 @@ namespace {
 
 using testing::RelativeL2;
 
-struct Run {
+struct KdaRun {
   std::vector<float> o, state;
 };
 
 /// T tokens of two heads of 64; log decays uniform in [low, high].
-Run RunKda(Backend& ops, std::int64_t T, double low, double high, std::int64_t chunk) {
+KdaRun RunKda(Backend& ops, std::int64_t T, double low, double high, std::int64_t chunk) {
   constexpr std::int64_t H = 2, D = 64;
   Rng rng(9);
   auto uniform = [&](std::int64_t n, double a, double b) {
@@ -32,7 +32,7 @@ Run RunKda(Backend& ops, std::int64_t T, double low, double high, std::int64_t c
   ReferenceBackend norm;  // the same inputs for everyone
   norm.L2Norm({qm, D, 1e-6f, qm});
   norm.L2Norm({km, D, 1e-6f, km});
-  Run run{std::vector<float>(v.size()), std::vector<float>(H * D * D)};
+  KdaRun run{std::vector<float>(v.size()), std::vector<float>(H * D * D)};
   const SequenceRange all{0, T};
   float* states[] = {run.state.data()};
   KdaArgs a;
@@ -62,10 +62,11 @@ TEST(WorstCase, KdaAtBothEndsOfTheDecay) {
   const auto backends = testing::Backends(false);
   for (const auto& c : cases) {
     ReferenceBackend reference;
-    const Run want = RunKda(reference, c.tokens, c.low, c.high, 0);
+    const KdaRun want = RunKda(reference, c.tokens, c.low, c.high, 0);
     for (const std::int64_t chunk : {0, 16}) {
-      const Run got = RunKda(*backends.back().make(), c.tokens, c.low, c.high, chunk);
-      for (const auto* values : {&got.o, &got.state}) {
+      const KdaRun got = RunKda(*backends.back().make(), c.tokens, c.low, c.high, chunk);
+      const std::vector<float>* parts[] = {&got.o, &got.state};
+      for (const auto* values : parts) {
         for (const float x : *values) ASSERT_TRUE(std::isfinite(x)) << c.name;
       }
       const double output = RelativeL2(got.o, want.o), state = RelativeL2(got.state, want.state);
