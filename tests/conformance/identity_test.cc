@@ -183,8 +183,13 @@ TEST_P(Identity, TokensOutsideTheVocabularyChangeNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Exact, Identity, ::testing::Values("tiny-k3", "tiny-linear"),
-                         [](const auto& p) { return std::string(p.param + 5); });
+INSTANTIATE_TEST_SUITE_P(Exact, Identity,
+                         ::testing::Values("tiny-k3", "tiny-linear", "variants/mqa",
+                                           "variants/full_attn_res"),
+                         [](const auto& p) {
+                           const std::string path = p.param;
+                           return path.substr(path.find_first_of("/-") + 1);
+                         });
 
 }  // namespace
 }  // namespace k3

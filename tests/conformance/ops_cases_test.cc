@@ -202,6 +202,35 @@ TEST(OpsCases, MlaBothForms) {
   }
 }
 
+TEST(OpsCases, GqaAndRope) {
+  for (const std::int64_t count : {1, 3, 65, 130}) {
+    for (const std::int64_t past : {0, 1, 64, 100}) {
+      for (const std::int64_t G : {1, 2, 6}) {
+        const std::int64_t N = 6, D = 20, page = 64, rows = past + count;
+        const auto q = Normal(1, count * N * D), keys = Normal(2, (rows + page) * G * D),
+                   values = Normal(3, (rows + page) * G * D);
+        std::vector<const float*> key_pages, value_pages;
+        for (std::int64_t i = 0; i < rows; i += page) {
+          key_pages.push_back(keys.data() + i * G * D);
+          value_pages.push_back(values.data() + i * G * D);
+        }
+        const GqaSequence seq{0, count, key_pages, value_pages, rows};
+        std::vector<std::int64_t> positions;
+        for (std::int64_t t = 0; t < count; ++t)
+          positions.push_back(1'000'000 * (past % 2) + past + t);
+        Compare("gqa", 2e-6, [&](Backend& ops) {
+          std::vector<float> rotated = q, o(q.size());
+          const Mat qm(rotated.data(), {count, N * D});
+          ops.Rope({qm, D, 10000.0, positions});
+          ops.Gqa({qm, N, G, page, {&seq, 1}, Mat(o.data(), {count, N * D})});
+          o.insert(o.end(), rotated.begin(), rotated.end());
+          return o;
+        });
+      }
+    }
+  }
+}
+
 TEST(OpsCases, ExpertsWithoutTokensAndAllOnOne) {
   const std::int64_t T = 9, D = 64, I = 32, E = 7, k = 3;
   std::vector<std::vector<float>> matrices;
