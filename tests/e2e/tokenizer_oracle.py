@@ -10,16 +10,18 @@ UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 LEAD = r"[^\r\n\p{L}\p{N}]?"
 TAIL = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-PATTERN = "|".join([
-    r"\p{Han}+",  # in this engine the property Script, not Script_Extensions
-    LEAD + UPPER + "*" + LOWER + "+" + TAIL,
-    LEAD + UPPER + "+" + LOWER + "*" + TAIL,
-    r"\p{N}{1,3}",
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-    r"\s*[\r\n]+",
-    r"\s+(?!\S)",
-    r"\s+",
-])
+PATTERN = "|".join(
+    [
+        r"\p{Han}+",  # in this engine the property Script, not Script_Extensions
+        LEAD + UPPER + "*" + LOWER + "+" + TAIL,
+        LEAD + UPPER + "+" + LOWER + "*" + TAIL,
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
 PART_CHARS, RUN_CHARS = 400_000, 25_000
 
 
@@ -33,13 +35,14 @@ def load_ranks(path):
 
 def encoding(ranks):
     import tiktoken
+
     return tiktoken.Encoding("k3", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
 
 
 def parts(text):
     """The parts of a text that are matched by themselves (spec section 12)."""
     for base in range(0, len(text), PART_CHARS):
-        part, first, run, last = text[base:base + PART_CHARS], 0, 0, None
+        part, first, run, last = text[base : base + PART_CHARS], 0, 0, None
         for i, ch in enumerate(part):
             space = ch.isspace()
             run, last = (run + 1 if space == last else 1), space
