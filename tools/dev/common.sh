@@ -1,5 +1,10 @@
 # Shared by the verbs of ./dev. Sourced with the repository root as working directory.
 
+# The toolkit's installer leaves its folder off PATH.
+if ! command -v nvcc >/dev/null && [[ -x /usr/local/cuda/bin/nvcc ]]; then
+  PATH=$PATH:/usr/local/cuda/bin
+fi
+
 say() { echo "dev: $*"; }
 die() {
   echo "dev: $*" >&2
