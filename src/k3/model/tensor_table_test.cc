@@ -354,5 +354,49 @@ TEST(CheckpointCases, AllAsExpected) {
   }
 }
 
+/// tools/make_checkpoint.py writes what CheckTensors asks for, the same bytes each time.
+TEST(MakeCheckpoint, EveryLayoutLoads) {
+  const char* python = "/usr/bin/python3";
+  if (std::system(fmt::format("{} -c 'import numpy' 2> /dev/null", python).c_str()) != 0) {
+    GTEST_SKIP() << "SKIP: " << python << " with numpy is not there";
+  }
+  const TempDir dir;
+  const auto make = [&](const std::string& name, const char* out, const char* options) {
+    const std::string command = fmt::format(
+        "{} '{}/tools/make_checkpoint.py' '{}{}' '{}' --shard-size 200000 {} > /dev/null", python,
+        K3_SOURCE_DIR, kGolden, name, dir / out, options);
+    ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  };
+  const struct {
+    const char *name, *options;
+  } cases[] = {{"tiny-k3", ""},
+               {"tiny-k3", "--experts bf16"},
+               {"tiny-linear", "--experts mxfp4"},
+               {"variants/mqa", ""},
+               {"variants/norm_scaled", ""},
+               {"variants/gated", ""},
+               {"variants/experts_hidden", ""}};
+  int number = 0;
+  for (const auto& c : cases) {
+    SCOPED_TRACE(fmt::format("{} {}", c.name, c.options));
+    const std::string out = fmt::format("m{}", number++);
+    make(c.name, out.c_str(), c.options);
+    const Outcome got = OpenModel(dir / out);
+    EXPECT_TRUE(got.loads) << got.text;
+    EXPECT_THAT(got.text, ::testing::MatchesRegex("\n*"));
+  }
+  make("tiny-k3", "again", "");
+  make("tiny-k3", "other", "--seed 2");
+  const auto first_shard = [&](const std::string& out) {
+    for (const auto& e : std::filesystem::directory_iterator(dir / out)) {
+      const std::string file = e.path().filename().string();
+      if (file.starts_with("model-00001-of")) return testing::ReadBytes(e.path().string());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(first_shard("m0"), first_shard("again"));
+  EXPECT_NE(first_shard("m0"), first_shard("other"));
+}
+
 }  // namespace
 }  // namespace k3
