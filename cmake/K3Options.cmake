@@ -18,6 +18,10 @@ target_compile_options(k3_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:
   -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wnon-virtual-dtor -Werror
   # Exact mode promises the same bits on every instruction set, so a*b+c never fuses behind our back.
   -ffp-contract=off>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  # libstdc++ 12 calls its own deprecated functions in <algorithm>; only clang complains to us.
+  target_compile_options(k3_options INTERFACE -Wno-deprecated-declarations)
+endif()
 target_compile_options(k3_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:
   -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wshadow>)
 if(K3_SANITIZE)

@@ -6,7 +6,8 @@ Run with the project's virtual environment (tests/requirements.txt):
     .venv/bin/python tools/make_unicode_tables.py --check   exit 1 when it is out of date
 
 The table maps every code point to a set of CharClass flags (unicode_tables.h). It has two stages:
-`kBlockOf` gives the block of 128 code points, `kBlocks` packs two 4-bit indices into `kFlags` a byte.
+`kBlockOf` gives the block of 128 code points, `kBlocks` packs two 4-bit indices into `kFlags` in
+every byte.
 """
 
 import argparse
@@ -30,8 +31,10 @@ def check_version():
     text = importlib.metadata.distribution("regex").read_text("METADATA") or ""
     found = re.search(r"supports Unicode ([0-9.]+[0-9])", text)
     if not found or found.group(1) != UNICODE_VERSION:
-        sys.exit(f"regex {regex.__version__} supports Unicode {found.group(1) if found else 'unknown'}, "
-                 f"expected {UNICODE_VERSION}: install tests/requirements.txt")
+        sys.exit(
+            f"regex {regex.__version__} has Unicode {found.group(1) if found else 'unknown'}, "
+            f"expected {UNICODE_VERSION}: install tests/requirements.txt"
+        )
 
 
 def flags_of_all():
@@ -59,7 +62,7 @@ def tables(flags):
     index = {k: i for i, k in enumerate(kinds)}
     blocks, block_of = {}, []
     for start in range(0, len(flags), BLOCK):
-        kind = [index[f] for f in flags[start:start + BLOCK]]
+        kind = [index[f] for f in flags[start : start + BLOCK]]
         packed = tuple(kind[i] | kind[i + 1] << 4 for i in range(0, BLOCK, 2))
         block_of.append(blocks.setdefault(packed, len(blocks)))
     assert len(blocks) <= 256, f"{len(blocks)} blocks do not fit a byte"
@@ -69,7 +72,9 @@ def tables(flags):
         end -= 1
     late = flags[LATE_FIRST]
     tail = [late if LATE_FIRST <= c <= LATE_LAST else 0 for c in range(end * BLOCK, len(flags))]
-    assert flags[end * BLOCK:] == tail, "Unicode grew a range that the table's form has no room for"
+    assert (
+        flags[end * BLOCK :] == tail
+    ), "Unicode grew a range that the table's form has no room for"
     return kinds, block_of[:end], late, [b for block in blocks for b in block]
 
 

@@ -1,5 +1,10 @@
 # Shared by the verbs of ./dev. Sourced with the repository root as working directory.
 
+# The toolkit's installer leaves its folder off PATH.
+if ! command -v nvcc >/dev/null && [[ -x /usr/local/cuda/bin/nvcc ]]; then
+  PATH=$PATH:/usr/local/cuda/bin
+fi
+
 say() { echo "dev: $*"; }
 die() {
   echo "dev: $*" >&2
@@ -24,9 +29,9 @@ logged() {
   fi
   local failed_after=$((SECONDS - started))
   # Compilers print the first error far above the end when several jobs run.
-  grep -m 12 -nE 'error|FAILED|Error' "$log" || true
+  grep -E '(error|Error)( at .*)?: |^FAILED: |^E: ' "$log" | sort -u | head -n 20 | cut -c -300 || true
   echo "--- end of $log"
-  tail -n 25 "$log"
+  tail -n 15 "$log" | cut -c -300
   echo "dev: failed after $failed_after s: $*" >&2
   return 1
 }
@@ -44,6 +49,9 @@ build() {  # build PRESET [TARGET...]
   local preset=$1 started=$SECONDS
   shift
   configure "$preset" || return 1
-  logged "build-$preset" cmake --build "build/$preset" -j "$(jobs)" ${1:+--target "$@"} || return 1
+  local keep_going=()
+  [[ $preset != tidy ]] || keep_going=(-- -k 0) # all findings at once
+  logged "build-$preset" cmake --build "build/$preset" -j "$(jobs)" ${1:+--target "$@"} \
+    "${keep_going[@]}" || return 1
   say "built $preset${1:+ ($*)} in $((SECONDS - started)) s"
 }

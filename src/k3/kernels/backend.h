@@ -4,6 +4,7 @@
 #include "k3/kernels/attn_res.h"
 #include "k3/kernels/elementwise.h"
 #include "k3/kernels/gemm.h"
+#include "k3/kernels/gqa.h"
 #include "k3/kernels/kda.h"
 #include "k3/kernels/mla.h"
 #include "k3/kernels/moe.h"
@@ -28,6 +29,8 @@ namespace k3 {
   X(ShortConv)            \
   X(KdaGate)              \
   X(Mla)                  \
+  X(Gqa)                  \
+  X(Rope)                 \
   X(AttnRes)              \
   X(Route)                \
   X(ExpertMlp)

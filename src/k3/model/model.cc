@@ -104,10 +104,13 @@ class Pass {
   void Attention(std::int64_t i, const ModelWeights::Layer& w, CMat x,
                  std::span<const SequenceSlice> slices, Mat out) {
     const Workspace::Mark mark(exec_.ws);
-    if (c_.attention[static_cast<std::size_t>(i)] == AttentionKind::kKda) {
-      KdaForward(c_.kda, c_.rms_eps, w.kda, exec_, x, slices, out);
-    } else {
-      MlaForward(c_.mla, c_.n_heads, w.mla, exec_, x, slices, out);
+    switch (c_.attention[static_cast<std::size_t>(i)]) {
+      case AttentionKind::kKda:
+        return KdaForward(c_.kda, c_.rms_eps, w.kda, exec_, x, slices, out);
+      case AttentionKind::kMla:
+        return MlaForward(c_.mla, c_.n_heads, w.mla, exec_, x, slices, out);
+      case AttentionKind::kGqa:
+        return GqaForward(c_.gqa, c_.n_heads, c_.rms_eps, w.gqa, exec_, x, slices, out);
     }
   }
 
@@ -158,13 +161,10 @@ Model::~Model() = default;
 Result<std::unique_ptr<Model>> Model::Load(const std::string& dir) {
   auto impl = std::make_unique<Impl>();
   K3_ASSIGN(impl->config, ReadModelConfig(dir));
-  if (impl->config.has(AttentionKind::kGqa)) {
-    return Error{Code::kUnsupported, dir + "/config.json: grouped-query layers are not supported"};
-  }
   K3_ASSIGN(impl->checkpoint, Checkpoint::Open(dir));
   K3_ASSIGN(impl->weights, BindWeights(impl->config, impl->checkpoint));
-  const std::vector<std::string>* lists[] = {
-      &impl->config.warnings, &impl->checkpoint.warnings(), &impl->weights->warnings};
+  const std::vector<std::string>* lists[] = {&impl->config.warnings, &impl->checkpoint.warnings(),
+                                             &impl->weights->warnings};
   for (const auto* list : lists) {
     impl->warnings.insert(impl->warnings.end(), list->begin(), list->end());
   }

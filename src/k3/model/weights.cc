@@ -56,6 +56,7 @@ class Binder {
 
   KdaWeights Kda(const std::string& a);
   MlaWeights Mla(const std::string& a);
+  GqaWeights Gqa(const std::string& a);
   MoeWeights Moe(const std::string& b);
   DenseWeights Dense(const std::string& base) {
     return {Matrix(base + "gate_proj"), Matrix(base + "up_proj"), Matrix(base + "down_proj")};
@@ -102,6 +103,17 @@ MlaWeights Binder::Mla(const std::string& a) {
   w.kv_a_norm = Vector(a + "kv_a_layernorm.weight");
   if (c_.mla.output_gate) w.g = Matrix(a + "g_proj");
   w.o = Matrix(a + "o_proj");
+  return w;
+}
+
+GqaWeights Binder::Gqa(const std::string& a) {
+  GqaWeights w;
+  w.q = Matrix(a + "q_proj"), w.k = Matrix(a + "k_proj"), w.v = Matrix(a + "v_proj");
+  w.o = Matrix(a + "o_proj");
+  if (c_.gqa.output_gate) w.g = Matrix(a + "g_proj");
+  if (c_.gqa.qk_norm) {
+    w.q_norm = Vector(a + "q_norm.weight"), w.k_norm = Vector(a + "k_norm.weight");
+  }
   return w;
 }
 
@@ -155,6 +167,7 @@ void Binder::BindAll(bool has_head) {
     const AttentionKind kind = c_.attention[static_cast<std::size_t>(i)];
     if (kind == AttentionKind::kKda) w.kda = Kda(layer + "self_attn.");
     if (kind == AttentionKind::kMla) w.mla = Mla(layer + "self_attn.");
+    if (kind == AttentionKind::kGqa) w.gqa = Gqa(layer + "self_attn.");
     if (c_.is_moe(i)) {
       w.moe = Moe(layer + "block_sparse_moe.");
     } else {

@@ -10,6 +10,7 @@
 #include "k3/base/status.h"
 #include "k3/io/checkpoint.h"
 #include "k3/layers/ffn_layer.h"
+#include "k3/layers/gqa_layer.h"
 #include "k3/layers/kda_layer.h"
 #include "k3/layers/mla_layer.h"
 #include "k3/layers/residual.h"
@@ -24,6 +25,7 @@ struct ModelWeights {
     CVec attn_norm, ffn_norm;
     KdaWeights kda;
     MlaWeights mla;
+    GqaWeights gqa;
     DenseWeights dense;
     MoeWeights moe;
   };

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <vector>
@@ -163,27 +164,38 @@ TEST(Tokenizer, Tk03MergingIsNearLinear) {
   EXPECT_LT(large, 6 * small + 0.005) << "100k letters against 25k";
 }
 
-TEST(Tokenizer, MergesLikeTheDefinition) {
-  // A vocabulary of its own merges with many equal and nested choices.
-  Rng rng(7);
-  std::string text = ByteRanks();
+/// A vocabulary of random joins of "a", "b" and "c": many equal, overlapping and nested choices.
+/// When `shuffled`, a token may have a lower rank than the tokens it is made of.
+std::string MadeRanks(Rng& rng, bool shuffled) {
   std::vector<std::string> tokens = {"a", "b", "c"};
-  std::size_t rank = 256;
-  while (rank < 400) {
+  while (tokens.size() < 60) {
     std::string token = tokens[rng.Next() % tokens.size()] + tokens[rng.Next() % tokens.size()];
     if (token.size() > 9 || std::count(tokens.begin(), tokens.end(), token) > 0) continue;
-    text += RankLine(token, rank++);
     tokens.push_back(std::move(token));
   }
-  const auto ranks = RankTable::Parse(text, "made");
-  ASSERT_TRUE(ranks.ok()) << ranks.message();
-  BpeMerger merger(*ranks);
-  for (int i = 0; i < 600; ++i) {
-    std::string piece(1 + rng.Next() % (i % 2 == 0 ? 64 : 200), ' ');
-    for (char& c : piece) c = static_cast<char>('a' + rng.Next() % (i % 3 == 0 ? 1 : 4));
-    Ids ids;
-    merger.Encode(piece, ids);
-    ASSERT_EQ(ids, NaiveMerge(*ranks, piece)) << piece;
+  tokens.erase(tokens.begin(), tokens.begin() + 3);
+  for (std::size_t i = tokens.size() - 1; shuffled && i > 0; --i) {
+    std::swap(tokens[i], tokens[rng.Next() % (i + 1)]);
+  }
+  std::string text = ByteRanks();
+  for (std::size_t i = 0; i < tokens.size(); ++i) text += RankLine(tokens[i], 256 + i);
+  return text;
+}
+
+TEST(Tokenizer, MergesLikeTheDefinition) {
+  Rng rng(7);
+  for (int vocabulary = 0; vocabulary < 20; ++vocabulary) {
+    const auto ranks = RankTable::Parse(MadeRanks(rng, vocabulary % 2 == 1), "made");
+    ASSERT_TRUE(ranks.ok()) << ranks.message();
+    BpeMerger merger(*ranks);
+    for (int i = 0; i < 60; ++i) {
+      std::string piece(1 + rng.Next() % (i % 2 == 0 ? 64 : 300), ' ');
+      const std::uint64_t letters = i % 10 == 0 ? 1 : 3;
+      for (char& c : piece) c = static_cast<char>('a' + rng.Next() % letters);
+      Ids ids;
+      merger.Encode(piece, ids);
+      ASSERT_EQ(ids, NaiveMerge(*ranks, piece)) << piece;
+    }
   }
 }
 

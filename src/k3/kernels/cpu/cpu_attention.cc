@@ -131,15 +131,6 @@ void CpuBackend::KdaChunk(const KdaArgs& a) {
 
 namespace {
 
-/// Scores [0, n) to weights that sum to one; sums in order, in float64.
-void SoftmaxInPlace(float* s, std::int64_t n) {
-  const float top = *std::max_element(s, s + n);
-  double sum = 0;
-  for (std::int64_t j = 0; j < n; ++j) sum += s[j] = Exp(s[j] - top);
-  const auto r = static_cast<float>(1.0 / sum);
-  for (std::int64_t j = 0; j < n; ++j) s[j] *= r;
-}
-
 /// One head of one sequence's queries [first, first + count).
 struct MlaTask {
   const MlaArgs& a;

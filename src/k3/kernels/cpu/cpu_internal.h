@@ -30,6 +30,15 @@ inline double Sigmoid(double x) {
   return (x >= 0 ? 1.0 : e) / (1.0 + e);
 }
 
+/// Scores [0, n) to weights that sum to one; sums in order, in float64.
+inline void SoftmaxInPlace(float* s, std::int64_t n) {
+  const float top = *std::max_element(s, s + n);
+  double sum = 0;
+  for (std::int64_t j = 0; j < n; ++j) sum += s[j] = Exp(s[j] - top);
+  const auto r = static_cast<float>(1.0 / sum);
+  for (std::int64_t j = 0; j < n; ++j) s[j] *= r;
+}
+
 inline float GatedAct(const GatedActivation& act, float g, float u) {
   const double gate = g, up = u;
   if (!act.situ) return static_cast<float>(gate * Sigmoid(gate) * up);

@@ -89,9 +89,15 @@ void ReferenceBackend::Pointwise(const PointwiseArgs& a) {
     for (std::int64_t d = 0; d < a.y.dim(1); ++d) {
       const double x = a.x(t, d);
       switch (a.fn) {
-        case PointwiseFn::kSilu: a.y(t, d) = static_cast<float>(x * ref::Sigmoid(x)); break;
-        case PointwiseFn::kTanh: a.y(t, d) = static_cast<float>(std::tanh(x)); break;
-        case PointwiseFn::kRelu: a.y(t, d) = static_cast<float>(std::max(x, 0.0)); break;
+        case PointwiseFn::kSilu:
+          a.y(t, d) = static_cast<float>(x * ref::Sigmoid(x));
+          break;
+        case PointwiseFn::kTanh:
+          a.y(t, d) = static_cast<float>(std::tanh(x));
+          break;
+        case PointwiseFn::kRelu:
+          a.y(t, d) = static_cast<float>(std::max(x, 0.0));
+          break;
       }
     }
   }
