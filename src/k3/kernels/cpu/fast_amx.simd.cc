@@ -1,0 +1,242 @@
+// Products in bf16 with the matrix tiles of AMX. Tiles hold y transposed: weight rows come straight
+// from the file as the left operand, activations are packed once as the right one.
+#include <cstddef>
+
+#include "k3/kernels/cpu/simd_functions.h"
+#include "k3/kernels/cpu/vec16.h"
+
+#if defined(__AMX_BF16__)
+#include "k3/kernels/cpu/bf16_decode.h"
+#endif
+
+namespace k3::cpu::K3_ISA {
+
+#if defined(__AMX_BF16__)
+
+namespace {
+
+constexpr std::int64_t kRows = 16, kStep = 32;  // of a tile: rows, bf16 values in a row
+constexpr std::int64_t kTileBytes = 1024;
+constexpr std::int64_t kRepackFrom = 64;  // rows of x that pay for copying the weights
+
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+std::int64_t Blocks(std::int64_t m) { return (m + kRows - 1) / kRows; }
+
+std::int64_t PackedBytes(std::int64_t m, std::int64_t cols) {
+  return Blocks(m) * cols / kStep * kTileBytes;
+}
+
+/// Transposes 16 rows of 16 32-bit lanes.
+inline void Transpose16(__m512i* r) {
+  __m512i t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xDD);
+    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xDD);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xDD);
+    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xDD);
+  }
+}
+
+/// Blocks of 16 rows; in each, for every 32 columns one tile [16 pairs of columns][16 rows][2].
+void Pack(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, void* out) {
+  auto* to = static_cast<std::uint8_t*>(out);
+  for (std::int64_t i = 0; i < m; i += kRows) {
+    const std::int64_t n = m - i < kRows ? m - i : kRows;
+    for (std::int64_t k = 0; k < cols; k += kStep, to += kTileBytes) {
+      __m512i r[16];
+      for (std::int64_t j = 0; j < kRows; ++j) {
+        r[j] = j < n ? RoundToBf16(x + (i + j) * ldx + k) : _mm512_setzero_si512();
+      }
+      Transpose16(r);
+      for (std::int64_t j = 0; j < kRows; ++j) _mm512_store_si512(to + 64 * j, r[j]);
+    }
+  }
+}
+
+/// Where the tiles of 16 weight rows lie: tile s at data + s * step, its rows `stride` apart.
+struct LeftTiles {
+  const std::uint8_t* data;
+  std::int64_t step, stride;
+};
+
+/// y[i, r] of a tile stored as [16 r][16 i].
+void StoreTransposed(const float* tile, std::int64_t n_x, std::int64_t n_rows, float* y,
+                     std::int64_t ldy) {
+  if (n_x == 1) {
+    for (std::int64_t r = 0; r < n_rows; ++r) y[r] = tile[16 * r];
+    return;
+  }
+  __m512i r[16];
+  for (int j = 0; j < 16; ++j) r[j] = _mm512_load_si512(tile + 16 * j);
+  Transpose16(r);
+  const auto mask = static_cast<__mmask16>((1u << n_rows) - 1u);
+  for (std::int64_t i = 0; i < n_x; ++i) {
+    _mm512_mask_storeu_epi32(y + i * ldy, mask, r[i]);
+  }
+}
+
+/// The product of up to 32 weight rows with up to 32 rows of x. All shapes add the same tiles in
+/// the same order, so an element has the same bits in each.
+struct Output {
+  float* y;
+  std::int64_t ldy, n_x, n_rows;
+};
+
+void Product22(const LeftTiles& a0, const LeftTiles& a1, const std::uint8_t* b0,
+               const std::uint8_t* b1, std::int64_t steps, float* out) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (std::int64_t s = 0; s < steps; ++s) {
+    _tile_loadd(4, a0.data + s * a0.step, a0.stride);
+    _tile_loadd(5, a1.data + s * a1.step, a1.stride);
+    _tile_loadd(6, b0 + s * kTileBytes, 64);
+    _tile_loadd(7, b1 + s * kTileBytes, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 5, 6);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, out, 64);
+  _tile_stored(1, out + 256, 64);
+  _tile_stored(2, out + 512, 64);
+  _tile_stored(3, out + 768, 64);
+}
+
+void Product21(const LeftTiles& a0, const LeftTiles& a1, const std::uint8_t* b0, std::int64_t steps,
+               float* out) {
+  _tile_zero(0);
+  _tile_zero(1);
+  for (std::int64_t s = 0; s < steps; ++s) {
+    _tile_loadd(6, b0 + s * kTileBytes, 64);
+    _tile_loadd(4, a0.data + s * a0.step, a0.stride);
+    _tile_loadd(5, a1.data + s * a1.step, a1.stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 5, 6);
+  }
+  _tile_stored(0, out, 64);
+  _tile_stored(1, out + 256, 64);
+}
+
+void Product11(const LeftTiles& a0, const std::uint8_t* b0, std::int64_t steps, float* out) {
+  _tile_zero(0);
+  for (std::int64_t s = 0; s < steps; ++s) {
+    _tile_loadd(6, b0 + s * kTileBytes, 64);
+    _tile_loadd(4, a0.data + s * a0.step, a0.stride);
+    _tile_dpbf16ps(0, 4, 6);
+  }
+  _tile_stored(0, out, 64);
+}
+
+/// 32 rows of decoded or copied weights.
+std::int64_t ScratchBytes(std::int64_t, std::int64_t cols) { return 2 * cols / kStep * kTileBytes; }
+
+/// n <= 16 weight rows from row r on: where they are, or gathered into `panel` as dense tiles.
+LeftTiles Left(const FastWeight& w, std::int64_t r, std::int64_t n, std::int64_t cols, bool copy,
+               std::uint8_t* panel) {
+  if (w.scales == nullptr && n == kRows && !copy) return {w.data + 2 * r * cols, 64, 2 * cols};
+  const std::int64_t steps = cols / kStep;
+  for (std::int64_t i = 0; i < kRows; ++i) {
+    for (std::int64_t s = 0; s < steps; ++s) {
+      __m512i v = _mm512_setzero_si512();
+      if (i < n && w.scales != nullptr) {
+        const std::int64_t block = (r + i) * steps + s;
+        v = DecodeMx4ToBf16(w.data + 16 * block, w.scales[block]);
+      } else if (i < n) {
+        v = _mm512_loadu_si512(w.data + 2 * ((r + i) * cols + s * kStep));
+      }
+      _mm512_store_si512(panel + s * kTileBytes + 64 * i, v);
+    }
+  }
+  return {panel, kTileBytes, 64};
+}
+
+/// Brings the next 16 weight rows nearer while the current ones are used once.
+inline void PrefetchRows(const FastWeight& w, std::int64_t r, std::int64_t rows,
+                         std::int64_t cols) {
+  const std::int64_t row_bytes = w.scales != nullptr ? cols / 2 : 2 * cols;
+  const std::int64_t n = rows - r < 2 * kRows ? rows - r : 2 * kRows;
+  const std::uint8_t* p = w.data + r * row_bytes;
+  for (std::int64_t i = 0; i < n * row_bytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T1);
+}
+
+void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, std::int64_t cols,
+          float* y, std::int64_t ldy, void* scratch) {
+  const auto* x = static_cast<const std::uint8_t*>(packed);
+  auto* panel = static_cast<std::uint8_t*>(scratch);
+  const std::int64_t steps = cols / kStep, block = steps * kTileBytes, blocks = Blocks(m);
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  alignas(64) float out[4 * 256];
+  auto n_x = [&](std::int64_t b) { return m - b * kRows < kRows ? m - b * kRows : kRows; };
+  for (std::int64_t r = 0; r < rows; r += 2 * kRows) {
+    const std::int64_t n0 = rows - r < kRows ? rows - r : kRows;
+    const std::int64_t n1 = rows - r - kRows < kRows ? rows - r - kRows : kRows;
+    const bool copy = m >= kRepackFrom;
+    if (r + 2 * kRows < rows) PrefetchRows(w, r + 2 * kRows, rows, cols);
+    const LeftTiles a0 = Left(w, r, n0, cols, copy, panel);
+    auto store = [&](std::int64_t b, std::int64_t half, const float* tile) {
+      StoreTransposed(tile, n_x(b), half == 0 ? n0 : n1, y + b * kRows * ldy + r + half * kRows,
+                      ldy);
+    };
+    if (n1 <= 0) {
+      for (std::int64_t b = 0; b < blocks; ++b) {
+        Product11(a0, x + b * block, steps, out);
+        store(b, 0, out);
+      }
+      continue;
+    }
+    const LeftTiles a1 = Left(w, r + kRows, n1, cols, copy, panel + block);
+    std::int64_t b = 0;
+    for (; b + 2 <= blocks; b += 2) {
+      Product22(a0, a1, x + b * block, x + (b + 1) * block, steps, out);
+      store(b, 0, out);
+      store(b, 1, out + 256);
+      store(b + 1, 0, out + 512);
+      store(b + 1, 1, out + 768);
+    }
+    if (b < blocks) {
+      Product21(a0, a1, x + b * block, steps, out);
+      store(b, 0, out);
+      store(b, 1, out + 256);
+    }
+  }
+  _tile_release();
+}
+
+}  // namespace
+
+const FastTable* AmxProducts() {
+  static const FastTable table{PackedBytes, Pack, ScratchBytes, Gemm};
+  return &table;
+}
+
+#else
+
+const FastTable* AmxProducts() { return nullptr; }
+
+#endif
+
+}  // namespace k3::cpu::K3_ISA

@@ -1,0 +1,167 @@
+// Fast mode, op by op: products in bf16 stay within their tolerance, and a row's bits do not depend
+// on the rows beside it. Elementary functions of every table against float64.
+#include <cmath>
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include "k3/base/rng.h"
+#include "k3/quant/mxfp4.h"
+#include "support/backends.h"
+#include "support/golden.h"
+
+namespace k3 {
+namespace {
+
+using testing::RelativeL2;
+
+constexpr MathMode kFastMode = MathMode::kFast;
+
+std::vector<float> Uniform(std::uint64_t seed, std::int64_t n, double low = -1, double high = 1) {
+  Rng rng(seed);
+  std::vector<float> v(static_cast<std::size_t>(n));
+  for (float& x : v) x = static_cast<float>(low + (high - low) * rng.Uniform());
+  return v;
+}
+
+std::vector<const cpu::SimdTable*> FastTables() {
+  std::vector<const cpu::SimdTable*> tables;
+  for (const cpu::SimdTable* t : cpu::SupportedTables()) {
+    if (t->fast != nullptr) tables.push_back(t);
+  }
+  return tables;
+}
+
+/// A bf16 and an MXFP4 form of the same random matrix.
+struct Weights {
+  std::vector<BF16> bf16;
+  std::vector<std::uint8_t> codes, scales;
+  WeightRef dense, packed;
+
+  Weights(std::int64_t N, std::int64_t K) {
+    const auto w = Uniform(static_cast<std::uint64_t>(N * K), N * K, -0.1, 0.1);
+    for (const float x : w) bf16.push_back(ToBF16(x));
+    codes.resize(w.size() / 2), scales.resize(w.size() / 32);
+    PackMxfp4(w, MxScaleRule::kNoSaturation, codes.data(), scales.data());
+    dense = {WeightFormat::kBF16, N, K, bf16.data(), nullptr};
+    packed = {WeightFormat::kMxfp4, N, K, codes.data(), scales.data()};
+  }
+};
+
+std::vector<float> Multiply(Backend& ops, const std::vector<float>& x, std::int64_t M,
+                            const WeightRef& w, bool keep_f32 = false) {
+  std::vector<float> y(static_cast<std::size_t>(M * w.rows));
+  ops.Gemm({CMat(x.data(), {M, w.cols}), w, Mat(y.data(), {M, w.rows}), keep_f32});
+  return y;
+}
+
+TEST(FastMode, ProductsNearTheReferenceAndNotF32) {
+  if (FastTables().empty()) GTEST_SKIP() << "no bf16 products on this processor";
+  for (const cpu::SimdTable* table : FastTables()) {
+    cpu::CpuBackend fast(testing::TestPool(), *table, &kFastMode);
+    ReferenceBackend reference;
+    for (const std::int64_t M : {1, 2, 15, 16, 17, 33, 64, 70}) {
+      for (const std::int64_t N : {1, 5, 16, 17, 31, 32, 33, 100}) {
+        for (const std::int64_t K : {32, 64, 160, 1024}) {
+          const Weights w(N, K);
+          const auto x = Uniform(3, M * K);
+          for (const WeightRef& form : {w.dense, w.packed}) {
+            const auto want = Multiply(reference, x, M, form);
+            // Rounding x to 8 bits: 2^-9 a product, averaged over K of them. Against the size of
+            // the whole result, because single elements may cancel.
+            EXPECT_LT(RelativeL2(Multiply(fast, x, M, form), want), 6e-3)
+                << table->name << " " << M << " " << N << " " << K;
+            EXPECT_LT(RelativeL2(Multiply(fast, x, M, form, true), want), 1e-6);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(FastMode, RowDoesNotDependOnItsBatch) {
+  if (FastTables().empty()) GTEST_SKIP() << "no bf16 products on this processor";
+  const std::int64_t M = 100, N = 75, K = 96;
+  const Weights w(N, K);
+  const auto x = Uniform(5, M * K);
+  for (const cpu::SimdTable* table : FastTables()) {
+    cpu::CpuBackend fast(testing::TestPool(), *table, &kFastMode);
+    for (const WeightRef& form : {w.dense, w.packed}) {
+      const auto all = Multiply(fast, x, M, form);
+      for (const std::int64_t m : {1, 3, 16, 40, 64}) {
+        for (std::int64_t t = 0; t + m <= M; t += 13) {
+          const std::vector<float> some(x.begin() + t * K, x.begin() + (t + m) * K);
+          const auto got = Multiply(fast, some, m, form);
+          EXPECT_EQ(std::memcmp(got.data(), all.data() + t * N, 4 * got.size()), 0)
+              << table->name << " rows " << t << " to " << t + m;
+        }
+      }
+    }
+  }
+}
+
+TEST(FastMode, EveryScaleByteOfMxfp4) {
+  if (FastTables().empty()) GTEST_SKIP() << "no bf16 products on this processor";
+  std::vector<std::uint8_t> codes(16);
+  for (std::size_t i = 0; i < 16; ++i) codes[i] = static_cast<std::uint8_t>(17 * i);
+  for (const cpu::SimdTable* table : FastTables()) {
+    cpu::CpuBackend fast(testing::TestPool(), *table, &kFastMode);
+    for (int scale = 0; scale < 255; ++scale) {
+      const auto byte = static_cast<std::uint8_t>(scale);
+      const WeightRef w{WeightFormat::kMxfp4, 1, 32, codes.data(), &byte};
+      for (std::size_t i = 0; i < 32; ++i) {
+        std::vector<float> one(32);
+        one[i] = 1.f;
+        const float got = Multiply(fast, one, 1, w)[0];
+        const float want = kE2M1[i / 2] * E8M0ToFloat(byte);
+        if (scale >= 3 && scale <= 251) {
+          EXPECT_EQ(got, want) << table->name << " scale " << scale << " element " << i;
+        } else if (scale < 3) {
+          EXPECT_EQ(got, 0.f) << table->name << " scale " << scale;
+        }
+      }
+    }
+  }
+}
+
+/// Largest error of f over (low, high) in units of the last place of f32.
+double UlpError(void (*f)(const float*, std::int64_t, float*), double (*exact)(double), double low,
+                double high) {
+  constexpr std::int64_t kN = 200'003;
+  const auto x = Uniform(11, kN, low, high);
+  std::vector<float> y(x.size());
+  f(x.data(), kN, y.data());
+  double worst = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double want = exact(static_cast<double>(x[i]));
+    const double ulp = std::ldexp(1.0, std::max(std::ilogb(want), -126) - 23);
+    worst = std::max(worst, std::abs(static_cast<double>(y[i]) - want) / ulp);
+  }
+  return worst;
+}
+
+TEST(FastMode, ElementaryFunctionsAgainstFloat64) {
+  for (const cpu::SimdTable* t : cpu::SupportedTables()) {
+    EXPECT_LT(UlpError(t->exp, [](double x) { return std::exp(x); }, -87, 88), 1.5) << t->name;
+    EXPECT_LT(UlpError(t->exp, [](double x) { return std::exp(x); }, -1, 0), 1.5) << t->name;
+    const auto sigmoid = [](double x) { return 1.0 / (1.0 + std::exp(-x)); };
+    EXPECT_LT(UlpError(t->sigmoid, sigmoid, -80, 80), 3.0) << t->name;
+    EXPECT_LT(UlpError(t->sigmoid, sigmoid, -2, 2), 3.0) << t->name;
+    const auto tanh = [](double x) { return std::tanh(x); };
+    EXPECT_LT(UlpError(t->tanh, tanh, -10, 10), 3.0) << t->name;
+    EXPECT_LT(UlpError(t->tanh, tanh, -0.6, 0.6), 3.0) << t->name;
+    EXPECT_LT(UlpError(t->tanh, tanh, -1e-3, 1e-3), 3.0) << t->name;
+    const float edge[] = {-HUGE_VALF, -200.f, 0.f, -0.f, std::nanf("")};
+    float y[5];
+    t->exp(edge, 5, y);
+    EXPECT_TRUE(y[0] == 0.f && y[1] == 0.f && y[2] == 1.f && y[3] == 1.f && std::isnan(y[4]));
+    const float wide[] = {-HUGE_VALF, HUGE_VALF, -3e38f, 3e38f, std::nanf("")};
+    t->sigmoid(wide, 5, y);
+    EXPECT_TRUE(y[0] == 0.f && y[1] == 1.f && y[2] == 0.f && y[3] == 1.f && std::isnan(y[4]));
+    t->tanh(wide, 5, y);
+    EXPECT_TRUE(y[0] == -1.f && y[1] == 1.f && y[2] == -1.f && y[3] == 1.f && std::isnan(y[4]));
+  }
+}
+
+}  // namespace
+}  // namespace k3
