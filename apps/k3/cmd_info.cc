@@ -1,0 +1,127 @@
+// k3 info: what this build and this machine can do.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "commands.h"
+#include "engine.h"
+#include "exit_codes.h"
+#include "json_text.h"
+#include "k3/base/threads.h"
+#include "k3/kernels/cpu/isa.h"
+#include "k3/kernels/devices.h"
+#include "output.h"
+
+namespace k3::app {
+namespace {
+
+constexpr const char* kHelp =
+    "Examples:\n"
+    "  k3 info\n"
+    "  k3 info --json";
+
+std::vector<std::string> MachineIsas() {
+  std::vector<std::string> found;
+#if defined(__x86_64__)
+  const auto add = [&found](bool has, const char* name) {
+    if (has) found.emplace_back(name);
+  };
+  add(__builtin_cpu_supports("avx2"), "avx2");
+  add(__builtin_cpu_supports("fma"), "fma");
+  add(__builtin_cpu_supports("avx512f"), "avx512f");
+  add(__builtin_cpu_supports("avx512bw"), "avx512bw");
+  add(__builtin_cpu_supports("avx512vnni"), "avx512vnni");
+  add(__builtin_cpu_supports("avx512bf16"), "avx512bf16");
+#endif
+  return found;
+}
+
+std::string CpuName() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with("model name")) continue;
+    const std::size_t colon = line.find(": ");
+    return colon == std::string::npos ? line : line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
+/// Bytes this process may use: the machine's memory or the control group's limit.
+std::int64_t UsableMemory() {
+  const std::int64_t pages = sysconf(_SC_PHYS_PAGES);
+  const std::int64_t machine = pages * sysconf(_SC_PAGESIZE);
+  std::ifstream file("/sys/fs/cgroup/memory.max");
+  std::int64_t limit = 0;
+  if (file >> limit && limit > 0) return std::min(limit, machine);
+  return machine;
+}
+
+Json Collect() {
+  Json j{{"version", K3_VERSION},
+         {"compiler", __VERSION__},
+         {"build_type", K3_BUILD_TYPE},
+         {"sanitizers", K3_SANITIZERS},
+         {"cpu", CpuName()},
+         {"instruction_sets", MachineIsas()},
+         {"instruction_set_in_use", cpu::ActiveIsaName()},
+         {"usable_cpus", UsableCpus()},
+         {"usable_memory_bytes", UsableMemory()},
+         {"built_with_cuda", BuiltWithCuda()},
+         {"gpus", Json::array()}};
+  for (const GpuDevice& gpu : ListGpuDevices()) {
+    j["gpus"].push_back(
+        {{"name", gpu.name},
+         {"memory_bytes", gpu.memory_bytes},
+         {"compute_capability", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)}});
+  }
+  const auto demo = FindDemoModel();
+  j["demo_model"] = nullptr;
+  if (demo.ok()) j["demo_model"] = *demo;
+  return j;
+}
+
+std::string GpuText(const Json& info) {
+  if (info["gpus"].empty()) {
+    return info["built_with_cuda"].get<bool>() ? "none found" : "none (built without CUDA)";
+  }
+  std::string out;
+  for (const Json& gpu : info["gpus"]) {
+    out += fmt::format("{}{} ({:.1f} GiB)", out.empty() ? "" : ", ", gpu["name"].get<std::string>(),
+                       gpu["memory_bytes"].get<double>() / (1 << 30));
+  }
+  return out;
+}
+
+std::string Text(const Json& info) {
+  const auto text = [&info](const char* key) { return info[key].get<std::string>(); };
+  const std::string build =
+      text("build_type") + (text("sanitizers").empty() ? "" : " with " + text("sanitizers"));
+  return fmt::format(
+      "version           {}\ncompiler          {}\nbuild             {}\nprocessor         {}\n"
+      "instruction sets  {}\nin use            {}\nusable CPUs       {}\n"
+      "usable memory     {:.1f} GiB\nGPUs              {}\ndemo model        {}\n",
+      text("version"), text("compiler"), build, text("cpu"),
+      fmt::join(info["instruction_sets"].get<std::vector<std::string>>(), " "),
+      text("instruction_set_in_use"), info["usable_cpus"].get<int>(),
+      info["usable_memory_bytes"].get<double>() / (1 << 30), GpuText(info),
+      info["demo_model"].is_null() ? "not found" : text("demo_model"));
+}
+
+}  // namespace
+
+void AddInfo(CLI::App& root, Action& action) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* app = root.add_subcommand("info", "What this build and this machine can do");
+  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->add_flag("--json", *json, "Print a JSON object");
+  app->callback([json, &action] {
+    action = [json] {
+      const Json info = Collect();
+      const Status s = WriteOut(*json ? JsonText(info, 2) : Text(info));
+      return s.ok() ? kExitOk : Fail(s.error());
+    };
+  });
+}
+
+}  // namespace k3::app

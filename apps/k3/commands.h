@@ -1,0 +1,24 @@
+// The commands of the program. Each Add function declares its options on a subcommand of `root`;
+// its callback stores what to do in `action`, which returns the exit status.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace k3::app {
+
+using Action = std::function<int()>;
+
+void AddRun(CLI::App& root, Action& action);
+void AddTokenize(CLI::App& root, Action& action);
+void AddEval(CLI::App& root, Action& action);
+void AddTrace(CLI::App& root, Action& action);
+void AddBench(CLI::App& root, Action& action);
+void AddInfo(CLI::App& root, Action& action);
+
+/// Last lines of every help page.
+inline constexpr const char* kExitCodesHelp =
+    "\n\nExit status: 0 done, 1 failed, 2 wrong usage, 3 not enough memory or no such device,\n"
+    "130 interrupted.";
+
+}  // namespace k3::app

@@ -1,0 +1,48 @@
+// Command line options with strict values: no rounding, no wrapping, no trailing text.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "k3/base/ids.h"
+#include "k3/base/status.h"
+
+namespace k3::app {
+
+/// A decimal integer in [low, high]; the message names what was found and expected.
+Result<std::int64_t> ParseInteger(std::string_view text, std::int64_t low, std::int64_t high);
+/// A finite decimal number in [low, high].
+Result<double> ParseReal(std::string_view text, double low, double high);
+
+struct IntRange {
+  std::int64_t low, high;
+};
+struct RealRange {
+  double low, high;
+};
+
+/// Options whose bad values end the program with exit status 2 and a message naming the option.
+CLI::Option* AddInteger(CLI::App& app, const std::string& name, std::int64_t& value, IntRange range,
+                        const std::string& help);
+CLI::Option* AddReal(CLI::App& app, const std::string& name, double& value, RealRange range,
+                     const std::string& help);
+CLI::Option* AddSeed(CLI::App& app, std::uint64_t& value);
+
+/// A list of token ids for ParseIds; one given on the command line is checked at once.
+CLI::Option* AddIds(CLI::App& app, const std::string& name, std::optional<std::string>& value,
+                    const std::string& help);
+
+/// "1,2,3", or "@FILE" with such a list; blanks and line ends separate too. Ids are not compared
+/// with a vocabulary here.
+Result<std::vector<TokenId>> ParseIds(const std::string& text);
+/// "ID=VALUE"
+Result<std::pair<TokenId, double>> ParseBias(std::string_view text);
+
+/// The candidate closest to `word` if a slip of the keyboard explains it, else "".
+std::string Nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+}  // namespace k3::app

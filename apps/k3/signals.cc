@@ -1,0 +1,60 @@
+#include "signals.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "exit_codes.h"
+#include "k3/io/mapped_file.h"
+
+namespace k3::app {
+namespace {
+
+std::atomic<bool> interrupted{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "used in a signal handler");
+
+void OnInterrupt(int) {
+  if (interrupted.exchange(true)) _exit(kExitInterrupted);
+}
+
+void Say(const char* text) {
+  const ssize_t ignored = write(STDERR_FILENO, text, std::strlen(text));
+  static_cast<void>(ignored);
+}
+
+void OnBusError(int number, siginfo_t* info, void*) {
+  const char* path = MappedFileAt(info->si_addr);
+  if (path == nullptr) {
+    signal(number, SIG_DFL);  // not ours: returning repeats the fault, now fatally
+    return;
+  }
+  Say("k3: ");
+  Say(path);
+  Say(": the file became shorter or unreadable while in use\n");
+  _exit(kExitFailed);
+}
+
+void Handle(int number, void (*handler)(int)) {
+  struct sigaction action = {};
+  action.sa_handler = handler;
+  sigemptyset(&action.sa_mask);
+  sigaction(number, &action, nullptr);  // no SA_RESTART: a blocked read has to notice
+}
+
+}  // namespace
+
+void InstallSignalHandlers() {
+  Handle(SIGINT, OnInterrupt);
+  Handle(SIGTERM, OnInterrupt);
+  Handle(SIGPIPE, SIG_IGN);
+  struct sigaction action = {};
+  action.sa_sigaction = OnBusError;
+  action.sa_flags = SA_SIGINFO;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGBUS, &action, nullptr);
+}
+
+const std::atomic<bool>& Interrupted() { return interrupted; }
+
+}  // namespace k3::app

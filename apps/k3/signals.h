@@ -1,0 +1,16 @@
+// Ctrl-C, closed pipes and files that vanish under a memory map.
+#pragma once
+
+#include <atomic>
+
+namespace k3::app {
+
+/// Installs the handlers. The first SIGINT or SIGTERM only sets the flag below; a second one ends
+/// the process at once with status 130. SIGPIPE is ignored: writes report the closed pipe. SIGBUS
+/// inside a mapped model file ends the process with status 1 and a message naming the file.
+void InstallSignalHandlers();
+
+/// Set by the first Ctrl-C.
+const std::atomic<bool>& Interrupted();
+
+}  // namespace k3::app

@@ -1,0 +1,205 @@
+"""The command line: help, refusals, exit statuses, closed pipes, odd folders."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from models import CASES, base  # noqa: F401 (a fixture)
+
+COMMANDS = ["run", "tokenize", "eval", "trace", "bench", "info"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_and_exit_statuses(k3, command):
+    text = k3(command, "--help").stdout
+    assert "Examples:" in text and "Exit status:" in text and f"k3 {command}" in text
+
+
+def test_version_and_help(k3):
+    assert k3("--version").stdout.startswith("k3 ")
+    text = k3("--help").stdout
+    assert all(command in text for command in COMMANDS)
+    assert k3(code=2).stdout == ""
+
+
+def test_mistyped_words_get_a_suggestion(k3):
+    assert '"tokenize"' in k3("tokenise", code=2).stderr
+    assert '"run"' in k3("rnu", "-p", "x", code=2).stderr
+    assert "--temp" in k3("run", "--tmp", "1", code=2).stderr
+    assert "mean" not in k3("zzzzzzzz", code=2).stderr
+
+
+BAD_NUMBERS = [
+    ("-n", "-5"), ("-n", "abc"), ("-n", "3x"), ("-n", ""), ("-n", "99999999999999999999"),
+    ("-n", "0x10"), ("-n", "1.5"), ("--temp", "nan"), ("--temp", "inf"), ("--temp", "-1"),
+    ("--temp", "1e999"), ("--ctx", "0"), ("--ctx", "99999999999"), ("--ctx", "-1"),
+    ("--threads", "100000"), ("--threads", "-1"), ("--seed", "-1"), ("--seed", "1.0"),
+    ("--seed", "18446744073709551616"), ("--top-p", "1.5"), ("--top-p", "nan"), ("--min-p", "-0.1"),
+    ("--top-k", "-1"), ("--repeat-penalty", "0"), ("--frequency-penalty", "1e9"),
+    ("--presence-penalty", "x"), ("--logit-bias", "x=1"), ("--logit-bias", "1=nan"),
+    ("--logit-bias", "1"), ("--prefill-chunk", "0"), ("--math", "loose"), ("--ids", "1,-2"),
+    ("--ids", "1;2"), ("--ids", "99999999999"), ("--stop", ""),
+]
+
+
+@pytest.mark.parametrize("option,value", BAD_NUMBERS, ids=lambda x: str(x))
+def test_cl10_bad_values_are_usage_errors(k3, base, option, value):
+    # --ids replaces -p, which excludes it.
+    prompt = [] if option == "--ids" else ["-p", "hi"]
+    out = k3("run", base, *prompt, option, value, code=2, timeout=10)
+    names = {"-n": "--max-tokens"}
+    assert names.get(option, option) in out.stderr and out.stdout == ""
+
+
+def test_cl10_documented_meanings(k3, base, demo_model):
+    k3("run", base, "-p", "hi", "-n", 2, "--threads", 0)
+    out = k3("run", demo_model, "-p", "hi", "-n", 2, "--ctx", 4097, code=2)
+    assert "4097" in out.stderr and "4096" in out.stderr
+
+
+def test_options_that_exclude_each_other(k3, base):
+    k3("run", base, "-p", "a", "--ids", "1", code=2)
+    k3("run", base, "-p", "a", "--bos", "--no-bos", code=2)
+    k3("run", base, "-p", "a", "--logprobs", 3, code=2)
+    k3("run", base, "-p", "a", "--temp", 1, "--temp", 2, code=2)
+    k3("eval", base, "chess", "--text", "x", code=2)
+
+
+# --- CL-09: folders
+
+
+def test_cl09_folder_problems_name_the_path_and_the_reason(k3, base, model_copy):
+    folder = model_copy(base)
+    config = folder / "config.json"
+    text = config.read_text()
+
+    def refused(reason):
+        out = k3("run", folder, "-p", "hi", code=1, timeout=10)
+        assert str(config) in out.stderr and out.stdout == ""
+        assert out.stderr.count("\n") == 1
+        assert reason in out.stderr.lower(), out.stderr
+
+    config.unlink()
+    refused("no such file")
+    config.mkdir()
+    refused("directory")
+    config.rmdir()
+    config.write_text("")
+    refused("empty")
+    duplicate = text.replace('"hidden_size"', '"hidden_size": 1, "hidden_size"', 1)
+    config.write_text(duplicate)
+    refused("duplicate")
+    config.write_text(text)
+    k3("run", folder, "-p", "hi", "-n", 2)
+
+
+def test_cl09_a_folder_without_permission(k3, base, model_copy):
+    if os.geteuid() == 0:
+        pytest.skip("SKIP root may read everything")
+    folder = model_copy(base)
+    folder.chmod(0)
+    try:
+        assert "ermission" in k3("run", folder, "-p", "hi", code=1).stderr
+    finally:
+        folder.chmod(0o755)
+
+
+def test_cl09_good_folders_under_odd_names_work(k3, base, model_copy, tmp_path):
+    expected = k3("run", base, "-p", "hi", "-n", 8, "--temp", 0).stdout
+    odd = model_copy(base, "a model – größer 模型")
+    link = tmp_path / "link"
+    link.symlink_to(odd)
+    odd_names = [odd, f"{odd}/", link, os.path.relpath(odd, tmp_path)]
+    for name in odd_names:
+        assert k3("run", name, "-p", "hi", "-n", 8, "--temp", 0, cwd=tmp_path).stdout == expected
+    for path in [*odd.iterdir(), odd]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    assert k3("run", odd, "-p", "hi", "-n", 8, "--temp", 0).stdout == expected
+    odd.chmod(0o755)
+
+
+# --- standard output that goes away
+
+
+def test_a_closed_pipe_ends_quietly_with_status_1(k3_bin, base):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([k3_bin, "run", base, "-p", "hi", "-n", "50"], stdout=writer,
+                              stderr=subprocess.PIPE, timeout=20, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("args", [["run", "-p", "hi", "-n", "4"], ["tokenize", "-p", "hi"],
+                                  ["info"], ["--help"], ["run", "-p", "hi", "-n", "4", "--json"]],
+                         ids=lambda a: " ".join(a))
+def test_a_full_disk_is_reported(k3_bin, args):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("SKIP no /dev/full")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([k3_bin, *args], stdout=full, stderr=subprocess.PIPE, timeout=20,
+                              check=False)
+    assert done.returncode == 1
+    assert b"No space left" in done.stderr
+
+
+# --- tokenize
+
+
+def test_tokenize_prints_ids_and_back(k3, base):
+    text = "the quick – größer 模型\n  x"
+    ids = k3("tokenize", base, "-p", text).stdout
+    assert ids.endswith("\n") and ids.count("\n") == 1
+    assert k3("tokenize", base, stdin=text).stdout == ids
+    again = k3("tokenize", base, "--decode", ids.strip().replace(" ", ","))
+    assert again.raw_stdout == text.encode()
+    as_json = k3("tokenize", base, "-p", text, "--json").json()
+    assert as_json["ids"] == list(map(int, ids.split())) and as_json["n_tokens"] == len(ids.split())
+    assert k3("tokenize", base, "-p", "").stdout == "\n"
+
+
+def test_tk06_half_characters_come_back_exactly(k3, base):
+    rows = json.loads((CASES / "tokenizer" / "raw_bytes.json").read_text())["rows"]
+    for data in [bytes.fromhex(row["hex"]) for row in rows] + [b"\xe6\xad"]:
+        ids = k3("tokenize", base, stdin=data).stdout.split()
+        assert k3("tokenize", base, "--decode", ",".join(ids)).raw_stdout == data
+        k3("tokenize", base, "--json", stdin=data).json()
+
+
+def test_tokenize_refuses_ids_outside_the_vocabulary(k3, base):
+    assert "99999" in k3("tokenize", base, "--decode", "99999", code=1).stderr
+
+
+# --- info and bench
+
+
+def test_info(k3, demo_model):
+    info = k3("info", "--json").json()
+    assert info["version"] and info["usable_cpus"] >= 1 and info["usable_memory_bytes"] > 0
+    assert os.path.samefile(info["demo_model"], demo_model)
+    assert info["instruction_set_in_use"] in k3("info").stdout
+
+
+def test_k3_isa_forces_and_refuses(k3, base):
+    texts = set()
+    for isa in ("scalar", None):
+        env = {"K3_ISA": isa} if isa else {}
+        texts.add(k3("run", base, "-p", "hi", "-n", 8, "--temp", 0, env=env).stdout)
+    assert len(texts) == 1, "exact mode gives the same text on every instruction set"
+    assert "mmx" in k3("run", base, "-p", "hi", env={"K3_ISA": "mmx"}, code=1).stderr
+
+
+def test_bench_reports_what_it_measured(k3, base):
+    out = k3("bench", base, "--prefill", "5,20", "--decode", 4, "--repeats", 2, "--batch", 2,
+             "--json").json()
+    assert [(r["phase"], r["tokens"]) for r in out["results"]] == [
+        ("prefill", 5), ("prefill", 20), ("decode", 4)]
+    for r in out["results"]:
+        assert 0 < r["slowest"] <= r["tokens_per_s"] <= r["fastest"]
+    assert out["math"] == "exact"
+    assert "tok/s" in k3("bench", base, "--prefill", "5", "--decode", 2, "--repeats", 1).stdout
+    k3("bench", base, "--prefill", "99999999", code=1)
