@@ -39,6 +39,9 @@ bool CpuBackend::Fast(const WeightRef& w) const {
 
 namespace {
 
+/// Rows of x that stay in the level-two cache while a tile of weights passes them.
+constexpr std::int64_t kBlockRows = 64;
+
 /// Exact products of a few weight rows. Up to this many rows of x, weights are decoded in
 /// registers.
 constexpr std::int64_t kFusedRows = 4;
@@ -73,8 +76,11 @@ void CpuBackend::Gemm(const GemmArgs& a) {
       Workspace& ws = ThreadScratch();
       const Workspace::Mark mark(ws);
       const std::int64_t count = std::min(tile, e - r);
-      simd_.dot_block(a.x.data, a.x.strides[0], m, Rows(a.w, r, count, ws), a.w.cols, count,
-                      a.w.cols, a.y.data + r, a.y.strides[0]);
+      const float* w = Rows(a.w, r, count, ws);
+      for (std::int64_t i = 0; i < m; i += kBlockRows) {
+        simd_.dot_block(a.x.row(i), a.x.strides[0], std::min(kBlockRows, m - i), w, a.w.cols, count,
+                        a.w.cols, a.y.row(i) + r, a.y.strides[0]);
+      }
     }
   });
 }

@@ -126,10 +126,15 @@ void Product22(const LeftTiles& a0, const LeftTiles& a1, const std::uint8_t* b0,
 }
 
 void Product21(const LeftTiles& a0, const LeftTiles& a1, const std::uint8_t* b0, std::int64_t steps,
-               float* out) {
+               const std::uint8_t* next, float* out) {
   _tile_zero(0);
   _tile_zero(1);
   for (std::int64_t s = 0; s < steps; ++s) {
+    if (next != nullptr) {  // two tiles' worth of the weight rows after these
+      for (std::int64_t i = 0; i < 2 * kTileBytes; i += 64) {
+        _mm_prefetch(next + 2 * s * kTileBytes + i, _MM_HINT_T1);
+      }
+    }
     _tile_loadd(6, b0 + s * kTileBytes, 64);
     _tile_loadd(4, a0.data + s * a0.step, a0.stride);
     _tile_loadd(5, a1.data + s * a1.step, a1.stride);
@@ -158,28 +163,26 @@ LeftTiles Left(const FastWeight& w, std::int64_t r, std::int64_t n, std::int64_t
                std::uint8_t* panel) {
   if (w.scales == nullptr && n == kRows && !copy) return {w.data + 2 * r * cols, 64, 2 * cols};
   const std::int64_t steps = cols / kStep;
-  for (std::int64_t i = 0; i < kRows; ++i) {
-    for (std::int64_t s = 0; s < steps; ++s) {
-      __m512i v = _mm512_setzero_si512();
+  constexpr std::int64_t kLine = 4;  // steps whose codes share a cache line
+  for (std::int64_t s0 = 0; s0 < steps; s0 += kLine) {
+    const std::int64_t end = s0 + kLine < steps ? s0 + kLine : steps;
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      const std::int64_t row = (r + i) * steps;
       if (i < n && w.scales != nullptr) {
-        const std::int64_t block = (r + i) * steps + s;
-        v = DecodeMx4ToBf16(w.data + 16 * block, w.scales[block]);
-      } else if (i < n) {
-        v = _mm512_loadu_si512(w.data + 2 * ((r + i) * cols + s * kStep));
+        _mm_prefetch(w.data + 16 * (row + s0 + 2 * kRows * steps), _MM_HINT_T0);
       }
-      _mm512_store_si512(panel + s * kTileBytes + 64 * i, v);
+      for (std::int64_t s = s0; s < end; ++s) {
+        __m512i v = _mm512_setzero_si512();
+        if (i < n && w.scales != nullptr) {
+          v = DecodeMx4ToBf16(w.data + 16 * (row + s), w.scales[row + s]);
+        } else if (i < n) {
+          v = _mm512_loadu_si512(w.data + 64 * (row + s));
+        }
+        _mm512_store_si512(panel + s * kTileBytes + 64 * i, v);
+      }
     }
   }
   return {panel, kTileBytes, 64};
-}
-
-/// Brings the next 16 weight rows nearer while the current ones are used once.
-inline void PrefetchRows(const FastWeight& w, std::int64_t r, std::int64_t rows,
-                         std::int64_t cols) {
-  const std::int64_t row_bytes = w.scales != nullptr ? cols / 2 : 2 * cols;
-  const std::int64_t n = rows - r < 2 * kRows ? rows - r : 2 * kRows;
-  const std::uint8_t* p = w.data + r * row_bytes;
-  for (std::int64_t i = 0; i < n * row_bytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T1);
 }
 
 void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, std::int64_t cols,
@@ -195,7 +198,8 @@ void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, s
     const std::int64_t n0 = rows - r < kRows ? rows - r : kRows;
     const std::int64_t n1 = rows - r - kRows < kRows ? rows - r - kRows : kRows;
     const bool copy = m >= kRepackFrom;
-    if (r + 2 * kRows < rows) PrefetchRows(w, r + 2 * kRows, rows, cols);
+    const bool more = blocks == 1 && w.scales == nullptr && r + 4 * kRows <= rows;
+    const std::uint8_t* next = more ? w.data + 2 * (r + 2 * kRows) * cols : nullptr;
     const LeftTiles a0 = Left(w, r, n0, cols, copy, panel);
     auto store = [&](std::int64_t b, std::int64_t half, const float* tile) {
       StoreTransposed(tile, n_x(b), half == 0 ? n0 : n1, y + b * kRows * ldy + r + half * kRows,
@@ -218,7 +222,7 @@ void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, s
       store(b + 1, 1, out + 768);
     }
     if (b < blocks) {
-      Product21(a0, a1, x + b * block, steps, out);
+      Product21(a0, a1, x + b * block, steps, next, out);
       store(b, 0, out);
       store(b, 1, out + 256);
     }

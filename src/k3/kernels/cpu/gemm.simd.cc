@@ -101,14 +101,24 @@ inline void DotTileMxfp4(const float* x, std::int64_t ldx, const std::uint8_t* c
   for (auto& row : acc) {
     for (auto& a : row) a = Zero();
   }
+  constexpr std::int64_t kBlocks = 16;  // scales decoded together
+  float scale[MW][kBlocks];
   for (std::int64_t k = 0; k < n; k += 32) {
+    const std::int64_t block = k / 32 % kBlocks;
+    if (block == 0) {
+      const std::int64_t left = (n - k) / 32;
+      for (std::size_t r = 0; r < MW; ++r) {
+        const std::uint8_t* s = scales + At(r, n / 32) + k / 32;
+        for (std::int64_t j = 0; j < kBlocks; ++j) scale[r][j] = E8m0(j < left ? s[j] : 1);
+      }
+    }
     Vec a[2][MX];
     for (std::size_t i = 0; i < MX; ++i) {
       a[0][i] = Load(x + At(i, ldx) + k);
       a[1][i] = Load(x + At(i, ldx) + k + kLanes);
     }
     for (std::size_t r = 0; r < MW; ++r) {
-      const Mx4Table table = MakeMx4Table(E8m0(scales[At(r, n / 32) + k / 32]));
+      const Mx4Table table = MakeMx4Table(scale[r][block]);
       const std::uint8_t* c = codes + At(r, n / 2) + k / 2;
       const Vec b0 = LoadMx4(c, table), b1 = LoadMx4(c + 8, table);
       for (std::size_t i = 0; i < MX; ++i) {

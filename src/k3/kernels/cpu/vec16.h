@@ -67,11 +67,9 @@ inline Mx4Table MakeMx4Table(float scale) {
 }
 /// Sixteen values from 8 bytes, low nibble first.
 inline Vec LoadMx4(const std::uint8_t* p, const Mx4Table& t) {
-  std::int32_t low, high;
-  __builtin_memcpy(&low, p, 4);
-  __builtin_memcpy(&high, p + 4, 4);
   const __m512i shift = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-  const __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xFF00, high);
+  const __m512i low = _mm512_broadcastd_epi32(_mm_loadu_si32(p));
+  const __m512i both = _mm512_mask_broadcastd_epi32(low, 0xFF00, _mm_loadu_si32(p + 4));
   return {_mm512_permutexvar_ps(_mm512_srlv_epi32(both, shift), t.value)};
 }
 /// a * b + c, rounded once.
