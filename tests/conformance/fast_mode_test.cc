@@ -124,6 +124,82 @@ TEST(FastMode, EveryScaleByteOfMxfp4) {
   }
 }
 
+struct Kda {
+  std::vector<float> o, state;
+};
+
+/// Two heads of 128 through KdaChunk; decays are uniform in [low, high].
+Kda RunKda(Backend& ops, std::int64_t T, double low, double high) {
+  const std::int64_t H = 2, D = 128;
+  auto q = Uniform(1, T * H * D), k = Uniform(2, T * H * D);
+  const auto v = Uniform(3, T * H * D), g = Uniform(4, T * H * D, low, high),
+             beta = Uniform(5, T * H, 0, 1);
+  const Mat qm(q.data(), {T, H * D}), km(k.data(), {T, H * D});
+  ReferenceBackend norm;
+  norm.L2Norm({qm, D, 1e-6f, qm});
+  norm.L2Norm({km, D, 1e-6f, km});
+  Kda run{std::vector<float>(v.size()), Uniform(6, H * D * D)};
+  const SequenceRange all{0, T};
+  float* states[] = {run.state.data()};
+  KdaArgs a;
+  a.q = qm, a.k = km, a.v = CMat(v.data(), {T, H * D}), a.g = CMat(g.data(), {T, H * D});
+  a.beta = CMat(beta.data(), {T, H});
+  a.n_heads = H, a.scale = 0.088f, a.lower_bound = -5.f;
+  a.sequences = {&all, 1}, a.states = states, a.o = Mat(run.o.data(), {T, H * D});
+  ops.KdaChunk(a);
+  return run;
+}
+
+TEST(FastMode, KdaChunksAtEveryDecay) {
+  if (FastTables().empty()) GTEST_SKIP() << "no bf16 products on this processor";
+  for (const cpu::SimdTable* table : FastTables()) {
+    cpu::CpuBackend fast(testing::TestPool(), *table, &kFastMode);
+    ReferenceBackend reference;
+    for (const auto& [low, high] : {std::pair{-5.0, -5.0}, {-5.0, 0.0}, {-1e-3, 0.0}, {0.0, 0.0}}) {
+      for (const std::int64_t T : {16, 48, 80, 100}) {
+        const Kda got = RunKda(fast, T, low, high), want = RunKda(reference, T, low, high);
+        // Every operand is rounded to 8 bits once a chunk; public kernels of this kind give 6e-3.
+        EXPECT_LT(RelativeL2(got.o, want.o), 8e-3) << table->name << " " << low << " " << T;
+        EXPECT_LT(RelativeL2(got.state, want.state), 8e-3) << table->name << " " << low << " " << T;
+      }
+    }
+  }
+}
+
+TEST(FastMode, LatentAttentionOverPages) {
+  if (FastTables().empty()) GTEST_SKIP() << "no bf16 products on this processor";
+  const std::int64_t N = 2, dn = 64, dr = 32, dv = 64, R = 96, page = 64;
+  const Weights w(N * (dn + dv), R);
+  for (const cpu::SimdTable* table : FastTables()) {
+    cpu::CpuBackend fast(testing::TestPool(), *table, &kFastMode);
+    ReferenceBackend reference;
+    for (const std::int64_t count : {64, 128, 192}) {
+      for (const std::int64_t past : {0, 64, 256}) {
+        const std::int64_t rows = past + count;
+        const auto q = Uniform(1, count * N * (dn + dr), -3, 3);
+        const auto cache = Uniform(2, rows * (R + dr));
+        std::vector<const float*> pages;
+        for (std::int64_t i = 0; i < rows; i += page) pages.push_back(cache.data() + i * (R + dr));
+        const MlaSequence seq{0, count, pages, rows};
+        std::vector<float> got(static_cast<std::size_t>(count * N * dv)), want(got.size());
+        MlaArgs a;
+        a.q = CMat(q.data(), {count, N * (dn + dr)});
+        a.kv_b = w.dense;
+        a.n_heads = N, a.nope_dim = dn, a.rope_dim = dr, a.v_dim = dv, a.page_rows = page;
+        a.scale = 0.1f;
+        a.sequences = {&seq, 1};
+        a.form = MlaForm::kPlain;
+        a.o = Mat(got.data(), {count, N * dv});
+        fast.Mla(a);
+        a.o = Mat(want.data(), {count, N * dv});
+        reference.Mla(a);
+        // Rounded scores move a weight by its size times their error; values are averaged.
+        EXPECT_LT(RelativeL2(got, want), 1e-2) << table->name << " " << count << " " << past;
+      }
+    }
+  }
+}
+
 /// Largest error of f over (low, high) in units of the last place of f32.
 double UlpError(void (*f)(const float*, std::int64_t, float*), double (*exact)(double), double low,
                 double high) {

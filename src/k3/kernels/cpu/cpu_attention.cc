@@ -35,7 +35,8 @@ struct MlaTask {
   }
 };
 
-/// Heads [head, head + n_heads) with their weights [nope + v, kv_rank], one after the other.
+/// Heads [head, head + n_heads) with their weights [nope + v, kv_rank], one after the other; null
+/// when they are to be read as stored, in bf16.
 void Absorbed(const MlaTask& k, std::int64_t head, std::int64_t n_heads, const float* weights) {
   const MlaArgs& a = k.a;
   const std::int64_t R = a.kv_rank(), width = a.row_dim(), per_head = (a.nope_dim + a.v_dim) * R;
@@ -45,9 +46,16 @@ void Absorbed(const MlaTask& k, std::int64_t head, std::int64_t n_heads, const f
   std::fill(key, key + m * width, 0.f);
   for (std::int64_t h = 0; h < n_heads; ++h) {
     float* to = key + h * k.count * width;
-    k.simd.weighted_rows(k.q(k.first, head + h), ldq, k.count, weights + h * per_head, R,
-                         a.nope_dim, R, to, width);
+    if (weights != nullptr) {
+      k.simd.weighted_rows(k.q(k.first, head + h), ldq, k.count, weights + h * per_head, R,
+                           a.nope_dim, R, to, width);
+    }
+    const WeightRef w = a.kv_b.RowSlice((head + h) * (a.nope_dim + a.v_dim), a.nope_dim);
     for (std::int64_t i = 0; i < k.count; ++i) {
+      if (weights == nullptr) {
+        k.simd.weighted_rows_bf16(k.q(k.first + i, head + h), w.data, R, a.nope_dim, R,
+                                  to + i * width);
+      }
       std::copy_n(k.q(k.first + i, head + h) + a.nope_dim, a.rope_dim, to + i * width + R);
     }
   }
@@ -73,9 +81,15 @@ void Absorbed(const MlaTask& k, std::int64_t head, std::int64_t n_heads, const f
   }
   softmax.Finish();
   for (std::int64_t h = 0; h < n_heads; ++h) {
-    k.simd.dot_block(softmax.context(h * k.count), R, k.count,
-                     weights + h * per_head + a.nope_dim * R, R, a.v_dim, R, k.o(k.first, head + h),
-                     a.o.strides[0]);
+    float *context = softmax.context(h * k.count), *o = k.o(k.first, head + h);
+    if (weights != nullptr) {
+      k.simd.dot_block(context, R, k.count, weights + h * per_head + a.nope_dim * R, R, a.v_dim, R,
+                       o, a.o.strides[0]);
+    } else {
+      const std::int64_t row = (head + h) * (a.nope_dim + a.v_dim) + a.nope_dim;
+      k.simd.dot_block_bf16(context, R, k.count, a.kv_b.RowSlice(row, a.v_dim).data, a.v_dim, R, o,
+                            a.o.strides[0]);
+    }
   }
 }
 
@@ -119,17 +133,89 @@ void CpuBackend::MlaPlain(const MlaArgs& a, const MlaSequence& s, std::int64_t h
   for (std::int64_t i = 0; i < s.count; ++i) std::copy_n(softmax.context(i), dv, k.o(i, head));
 }
 
+namespace {
+
+/// A product of one thread in bf16, its operands in the forms FastTable wants.
+struct FastScratch {
+  const FastTable& fast;
+  Workspace& ws;
+
+  std::byte* Pack(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols) const {
+    auto* out = ws.Alloc<std::byte>(fast.packed_bytes(m, cols));
+    fast.pack(x, ldx, m, cols, out);
+    return out;
+  }
+  void Multiply(const std::byte* packed, std::int64_t m, const void* w, std::int64_t rows,
+                std::int64_t cols, float* y, std::int64_t ldy) const {
+    const Workspace::Mark mark(ws);
+    fast.gemm(packed, m, {static_cast<const std::uint8_t*>(w), nullptr}, rows, cols, y, ldy,
+              ws.Alloc<std::byte>(fast.scratch_bytes(m, cols)));
+  }
+};
+
+}  // namespace
+
+/// As MlaPlain with every product in bf16: keys and transposed values of a page play the weights.
+void CpuBackend::MlaPlainFast(const MlaArgs& a, const MlaSequence& s, std::int64_t head,
+                              Workspace& ws) {
+  const MlaTask k{a, s, simd_, ws, 0, s.count};
+  const FastScratch mul{*simd_.fast, ws};
+  const std::int64_t dn = a.nope_dim, dv = a.v_dim, R = a.kv_rank(), dq = a.q_dim();
+  const std::int64_t rows = a.page_rows, m = s.count;
+  const WeightRef w_uk = a.kv_b.RowSlice(head * (dn + dv), dn);
+  const WeightRef w_uv = a.kv_b.RowSlice(head * (dn + dv) + dn, dv);
+  const std::byte* q = mul.Pack(k.q(0, head), a.q.strides[0], m, dq);
+  const std::byte* uv = mul.Pack(Rows(w_uv, 0, dv, ws), R, dv, R);
+  auto *latent = ws.Alloc<std::uint8_t>(2 * rows * R),
+       *keys = ws.Alloc<std::uint8_t>(2 * rows * dq),
+       *values = ws.Alloc<std::uint8_t>(2 * dv * rows);
+  float *expanded = ws.Alloc<float>(rows * std::max(dn, dv)), *p = ws.Alloc<float>(m * rows),
+        *sum = ws.Alloc<float>(m * dv);
+  RunningSoftmax softmax(simd_, ws, m, dv);
+  for (std::int64_t page = 0; page < k.pages(); ++page) {
+    const Workspace::Mark mark(ws);
+    const std::int64_t n = k.rows_of(page);
+    const float* c = k.page(page);
+    mul.Multiply(mul.Pack(c, a.row_dim(), n, R), n, w_uk.data, dn, R, expanded, dn);
+    simd_.fast->round(expanded, dn, n, dn, keys, dq);
+    simd_.fast->round(c + R, a.row_dim(), n, a.rope_dim, keys + 2 * dn, dq);
+    simd_.fast->round(c, a.row_dim(), n, R, latent, R);
+    std::fill(expanded, expanded + dv * rows, 0.f);  // columns of rows that do not exist
+    mul.Multiply(uv, dv, latent, n, R, expanded, rows);
+    simd_.fast->round(expanded, rows, dv, rows, values, rows);
+    std::int64_t from = 0;  // blocks of 64 queries that see something of this page
+    while (k.seen(page, std::min(from + 63, m - 1)) == 0) from += 64;
+    mul.Multiply(q + simd_.fast->packed_bytes(from, dq), m - from, keys, n, dq, p, rows);
+    for (std::int64_t i = from; i < m; ++i) {
+      float* pi = p + (i - from) * rows;
+      const std::int64_t seen = k.seen(page, i);
+      softmax.Weigh(i, pi, seen, a.scale);
+      std::fill(pi + seen, pi + rows, 0.f);
+    }
+    mul.Multiply(mul.Pack(p, rows, m - from, rows), m - from, values, dv, rows, sum, dv);
+    softmax.AddSum(from, m - from, sum);
+  }
+  softmax.Finish();
+  for (std::int64_t i = 0; i < m; ++i) std::copy_n(softmax.context(i), dv, k.o(i, head));
+}
+
 void CpuBackend::Mla(const MlaArgs& a) {
   constexpr std::int64_t kBlock = 16;  // rows of queries and heads that share a page
   const std::int64_t N = a.n_heads, rows = a.nope_dim + a.v_dim;
   for (const MlaSequence& s : a.sequences) {
     if (s.count == 0) continue;
+    const bool fast = Fast(a.kv_b) && a.kv_b.format == WeightFormat::kBF16 && a.q_dim() % 32 == 0 &&
+                      a.nope_dim % 32 == 0 && a.rope_dim % 32 == 0 && a.page_rows % 32 == 0;
     if (a.form == MlaForm::kPlain) {
       pool_.ParallelFor(N, 1, [&](std::int64_t b, std::int64_t e) {
         for (std::int64_t head = b; head < e; ++head) {
           Workspace& ws = ThreadScratch();
           const Workspace::Mark mark(ws);
-          MlaPlain(a, s, head, ws);
+          if (fast) {
+            MlaPlainFast(a, s, head, ws);
+          } else {
+            MlaPlain(a, s, head, ws);
+          }
         }
       });
       continue;
@@ -145,7 +231,8 @@ void CpuBackend::Mla(const MlaArgs& a) {
         const Workspace::Mark mark(ws);
         const std::int64_t head = i / blocks * heads, first = i % blocks * queries;
         const std::int64_t n = std::min(heads, N - head);
-        const float* weights = Rows(a.kv_b, head * rows, n * rows, ws);
+        const bool in_place = queries <= 4 && a.kv_b.format == WeightFormat::kBF16;
+        const float* weights = in_place ? nullptr : Rows(a.kv_b, head * rows, n * rows, ws);
         Absorbed({a, s, simd_, ws, first, std::min(queries, s.count - first)}, head, n, weights);
       }
     });

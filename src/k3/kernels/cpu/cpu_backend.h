@@ -37,6 +37,7 @@ class CpuBackend : public Backend {
   void Multiply(const float* x, std::int64_t ldx, std::int64_t m, const WeightRef& w, float* y,
                 std::int64_t ldy, Workspace& ws);
   void MlaPlain(const MlaArgs& a, const MlaSequence& s, std::int64_t head, Workspace& ws);
+  void MlaPlainFast(const MlaArgs& a, const MlaSequence& s, std::int64_t head, Workspace& ws);
 
   ThreadPool& pool_;
   const SimdTable& simd_;

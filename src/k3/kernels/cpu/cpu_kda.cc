@@ -72,17 +72,26 @@ void CpuBackend::KdaChunk(const KdaArgs& a) {
   // Factors are taken relative to the middle of a chunk.
   const bool bounded =
       a.lower_bound && -*a.lower_bound * static_cast<float>((chunk + 1) / 2) <= 40.f;
+  constexpr std::int64_t kTiles = 64;  // tokens of one call with tiles
+  const bool tiles = mode_ != nullptr && *mode_ == MathMode::kFast && simd_.fast != nullptr &&
+                     simd_.fast->kda_chunks != nullptr && bounded && chunk == kMaxKdaChunk &&
+                     K % 32 == 0 && a.value_dim() % 32 == 0;
   pool_.ParallelFor(S * N, 1, [&](std::int64_t b, std::int64_t e) {
     for (std::int64_t i = b; i < e; ++i) {
       const auto [begin, count] = a.sequences[static_cast<std::size_t>(i / N)];
+      float* state = a.states[static_cast<std::size_t>(i / N)];
       Workspace& ws = ThreadScratch();
       const Workspace::Mark mark(ws);
-      float* q = ws.Alloc<float>(chunk * K);
-      for (std::int64_t t = 0; t < count; t += chunk) {
+      float* q = ws.Alloc<float>(kTiles * K);
+      std::int64_t t = 0;
+      while (tiles && count - t >= chunk) {
+        const std::int64_t run = std::min(kTiles, (count - t) / chunk * chunk);
+        simd_.fast->kda_chunks(HeadOf(a, simd_, begin + t, run, i % N, state, q));
+        t += run;
+      }
+      for (; t < count; t += chunk) {
         const std::int64_t run = std::min(chunk, count - t);
-        simd_.kda_chunk(
-            HeadOf(a, simd_, begin + t, run, i % N, a.states[static_cast<std::size_t>(i / N)], q),
-            bounded);
+        simd_.kda_chunk(HeadOf(a, simd_, begin + t, run, i % N, state, q), bounded);
       }
     }
   });

@@ -6,6 +6,7 @@
 #include "k3/kernels/cpu/vec16.h"
 
 #if defined(__AMX_BF16__)
+#include "k3/kernels/cpu/amx_tiles.h"
 #include "k3/kernels/cpu/bf16_decode.h"
 #endif
 
@@ -16,46 +17,12 @@ namespace k3::cpu::K3_ISA {
 namespace {
 
 constexpr std::int64_t kRows = 16, kStep = 32;  // of a tile: rows, bf16 values in a row
-constexpr std::int64_t kTileBytes = 1024;
-constexpr std::int64_t kRepackFrom = 64;  // rows of x that pay for copying the weights
-
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
+constexpr std::int64_t kRepackFrom = 64;        // rows of x that pay for copying the weights
 
 std::int64_t Blocks(std::int64_t m) { return (m + kRows - 1) / kRows; }
 
 std::int64_t PackedBytes(std::int64_t m, std::int64_t cols) {
   return Blocks(m) * cols / kStep * kTileBytes;
-}
-
-/// Transposes 16 rows of 16 32-bit lanes.
-inline void Transpose16(__m512i* r) {
-  __m512i t[16];
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xDD);
-    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xDD);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xDD);
-    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xDD);
-  }
 }
 
 /// Blocks of 16 rows; in each, for every 32 columns one tile [16 pairs of columns][16 rows][2].
@@ -163,22 +130,31 @@ LeftTiles Left(const FastWeight& w, std::int64_t r, std::int64_t n, std::int64_t
                std::uint8_t* panel) {
   if (w.scales == nullptr && n == kRows && !copy) return {w.data + 2 * r * cols, 64, 2 * cols};
   const std::int64_t steps = cols / kStep;
-  constexpr std::int64_t kLine = 4;  // steps whose codes share a cache line
-  for (std::int64_t s0 = 0; s0 < steps; s0 += kLine) {
-    const std::int64_t end = s0 + kLine < steps ? s0 + kLine : steps;
+  constexpr std::int64_t kRun = 16;  // steps of a row at a time: their scales, whole cache lines
+  for (std::int64_t s0 = 0; s0 < steps; s0 += kRun) {
+    const std::int64_t run = steps - s0 < kRun ? steps - s0 : kRun;
     for (std::int64_t i = 0; i < kRows; ++i) {
-      const std::int64_t row = (r + i) * steps;
-      if (i < n && w.scales != nullptr) {
-        _mm_prefetch(w.data + 16 * (row + s0 + 2 * kRows * steps), _MM_HINT_T0);
-      }
-      for (std::int64_t s = s0; s < end; ++s) {
-        __m512i v = _mm512_setzero_si512();
-        if (i < n && w.scales != nullptr) {
-          v = DecodeMx4ToBf16(w.data + 16 * (row + s), w.scales[row + s]);
-        } else if (i < n) {
-          v = _mm512_loadu_si512(w.data + 64 * (row + s));
+      const std::int64_t first = (r + i) * steps + s0;
+      std::uint8_t* to = panel + s0 * kTileBytes + 64 * i;
+      if (i >= n) {
+        for (std::int64_t s = 0; s < run; ++s) {
+          _mm512_store_si512(to + s * kTileBytes, _mm512_setzero_si512());
         }
-        _mm512_store_si512(panel + s * kTileBytes + 64 * i, v);
+      } else if (w.scales == nullptr) {
+        for (std::int64_t s = 0; s < run; ++s) {
+          _mm512_store_si512(to + s * kTileBytes, _mm512_loadu_si512(w.data + 64 * (first + s)));
+        }
+      } else {
+        Mx4Scales scales;
+        ReadScales(w.scales + first, run, scales);
+        const std::uint8_t* codes = w.data + 16 * first;
+        for (std::int64_t s = 0; s < run; s += 4) {  // these columns of the rows after these
+          _mm_prefetch(codes + 16 * (s + 2 * kRows * steps), _MM_HINT_T0);
+        }
+        for (std::int64_t s = 0; s < run; ++s) {
+          _mm512_store_si512(to + s * kTileBytes,
+                             DecodeMx4ToBf16(codes + 16 * s, scales, w.scales + first, s));
+        }
       }
     }
   }
@@ -230,10 +206,19 @@ void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, s
   _tile_release();
 }
 
+void Round(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, std::uint8_t* out,
+           std::int64_t ld_out) {
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t k = 0; k < cols; k += kStep) {
+      _mm512_storeu_si512(out + 2 * (i * ld_out + k), RoundToBf16(x + i * ldx + k));
+    }
+  }
+}
+
 }  // namespace
 
 const FastTable* AmxProducts() {
-  static const FastTable table{PackedBytes, Pack, ScratchBytes, Gemm};
+  static const FastTable table{PackedBytes, Pack, Round, ScratchBytes, Gemm, AmxKdaChunks};
   return &table;
 }
 

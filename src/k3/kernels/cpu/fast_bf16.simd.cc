@@ -72,6 +72,15 @@ inline void Rows(const std::uint8_t* x, std::int64_t m, const std::uint8_t* w, s
   for (; i < m; ++i) Tile<1, MW>(x + 2 * i * cols, w, cols, y + i * ldy, ldy);
 }
 
+void Round(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, std::uint8_t* out,
+           std::int64_t ld_out) {
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t k = 0; k < cols; k += kStep) {
+      _mm512_storeu_si512(out + 2 * (i * ld_out + k), RoundToBf16(x + i * ldx + k));
+    }
+  }
+}
+
 std::int64_t ScratchBytes(std::int64_t, std::int64_t cols) { return 2 * 4 * cols; }
 
 void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, std::int64_t cols,
@@ -83,10 +92,16 @@ void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, s
     const std::uint8_t* at = w.data + 2 * r * cols;
     if (w.scales != nullptr) {  // decoded once, read by all rows of x
       for (std::int64_t i = 0; i < n; ++i) {
-        for (std::int64_t b = 0; b < cols / 32; ++b) {
-          const std::int64_t block = (r + i) * (cols / 32) + b;
-          _mm512_store_si512(panel + 2 * (i * cols + 32 * b),
-                             DecodeMx4ToBf16(w.data + 16 * block, w.scales[block]));
+        const std::int64_t blocks = cols / 32;
+        for (std::int64_t b0 = 0; b0 < blocks; b0 += 16) {
+          const std::int64_t first = (r + i) * blocks + b0, count = blocks - b0;
+          Mx4Scales scales;
+          ReadScales(w.scales + first, count, scales);
+          for (std::int64_t b = 0; b < (count < 16 ? count : 16); ++b) {
+            _mm512_store_si512(
+                panel + 2 * (i * cols + 32 * (b0 + b)),
+                DecodeMx4ToBf16(w.data + 16 * (first + b), scales, w.scales + first, b));
+          }
         }
       }
       at = panel;
@@ -102,7 +117,7 @@ void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, s
 }  // namespace
 
 const FastTable* Bf16Products() {
-  static const FastTable table{PackedBytes, Pack, ScratchBytes, Gemm};
+  static const FastTable table{PackedBytes, Pack, Round, ScratchBytes, Gemm, nullptr};
   return &table;
 }
 

@@ -16,7 +16,7 @@ namespace k3::cpu::K3_ISA {
 
 namespace {
 
-constexpr std::int64_t kC = 16;                       // tokens of a chunk
+constexpr std::int64_t kC = 16;  // tokens of a chunk
 constexpr std::int64_t kMaxSteps = kMaxKdaKey / 32, kMaxGroups = kMaxKdaKey / 16;
 
 /// Tiles are 16 rows of 64 bytes. kd and qd: 16 tokens by 32 keys. ki: pairs of keys by tokens. kr:
@@ -38,8 +38,8 @@ inline __m512i Pairs(__m512 low, __m512 high) {
   alignas(64) static constexpr std::uint16_t kTurns[32] = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  return _mm512_permutexvar_epi16(
-      _mm512_load_si512(kTurns), reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kTurns),
+                                  reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
 }
 
 /// Keys [d, d + 16) of all tokens.

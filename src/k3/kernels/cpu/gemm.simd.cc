@@ -236,6 +236,38 @@ void WeightedRows(const float* p, std::int64_t ldp, std::int64_t m, const float*
   }
 }
 
+namespace {
+
+/// As WeightedTile with one row of p and bf16 rows.
+template <std::size_t W>
+inline void WeightedTileBf16(const float* p, const std::uint8_t* rows, std::int64_t ld,
+                             std::int64_t n_rows, float* y, std::int64_t lanes) {
+  Vec acc[W];
+  for (std::size_t c = 0; c < W; ++c) acc[c] = LoadTail(y + At(c, 16), lanes);
+  for (std::int64_t j = 0; j < n_rows; ++j) {
+    const Vec a = Set(p[j]);
+    for (std::size_t c = 0; c < W; ++c) {
+      const std::uint8_t* at = rows + 2 * (j * ld + At(c, 16));
+      acc[c] = Fma(a, lanes < kLanes ? LoadBf16N(at, lanes) : LoadBf16(at), acc[c]);
+    }
+  }
+  for (std::size_t c = 0; c < W; ++c) StoreTail(y + At(c, 16), acc[c], lanes);
+}
+
+}  // namespace
+
+void WeightedRowsBf16(const float* p, const void* rows, std::int64_t ld, std::int64_t n_rows,
+                      std::int64_t n, float* y) {
+  const auto* bytes = static_cast<const std::uint8_t*>(rows);
+  std::int64_t c = 0;
+  for (; c + 8 * kLanes <= n; c += 8 * kLanes) {
+    WeightedTileBf16<8>(p, bytes + 2 * c, ld, n_rows, y + c, kLanes);
+  }
+  for (; c < n; c += kLanes) {
+    WeightedTileBf16<1>(p, bytes + 2 * c, ld, n_rows, y + c, n - c < kLanes ? n - c : kLanes);
+  }
+}
+
 void DecodeBf16(const void* src, std::int64_t n, float* out) {
   const auto* s = static_cast<const std::uint8_t*>(src);
   std::int64_t i = 0;

@@ -124,27 +124,38 @@ float MaxOf(const float* x, std::int64_t n) {
 
 namespace {
 
-constexpr std::int64_t kMaxTaps = 8;
+#if defined(__AVX512F__)
+constexpr std::size_t kWide = 4;  // vectors of channels side by side: fewer pages per token
+#else
+constexpr std::size_t kWide = 1;
+#endif
 
-/// Sixteen channels (or `lanes`) over all tokens; taps stay in registers.
+/// W vectors of channels (the last with `lanes`) over all tokens; K taps stay in registers.
+template <std::size_t K, std::size_t W>
 void ConvChannels(const ConvRun& r, std::int64_t c, std::int64_t lanes) {
-  Vec tap[kMaxTaps];
-  for (std::int64_t j = 0; j < r.k; ++j) {
-    float t[16] = {};
-    for (std::int64_t l = 0; l < lanes; ++l) t[l] = r.w[(c + l) * r.k + j];
-    tap[j] = Load(t);
+  auto at = [&](std::size_t w) { return c + static_cast<std::int64_t>(w) * kLanes; };
+  Vec tap[K][W], window[K][W];  // window[j] is the row that tap j meets
+  for (std::size_t j = 0; j < K; ++j) {
+    for (std::size_t w = 0; w < W; ++w) {
+      float t[16] = {};
+      for (std::int64_t l = 0; l < lanes; ++l) {
+        t[l] = r.w[(at(w) + l) * static_cast<std::int64_t>(K) + static_cast<std::int64_t>(j)];
+      }
+      tap[j][w] = Load(t);
+      window[j][w] = Zero();
+      if (j > 0) {
+        window[j][w] = LoadTail(r.history + static_cast<std::int64_t>(j - 1) * r.P + at(w), lanes);
+      }
+    }
   }
-  auto row = [&](std::int64_t t) {
-    return LoadTail((t < 0 ? r.history + (r.k - 1 + t) * r.P : r.x + t * r.ld_x) + c, lanes);
-  };
-  Vec window[kMaxTaps];  // window[j] is the row that tap j meets
-  for (std::int64_t j = 0; j + 1 < r.k; ++j) window[j + 1] = row(j - r.k + 1);
   for (std::int64_t t = 0; t < r.count; ++t) {
-    for (std::int64_t j = 0; j + 1 < r.k; ++j) window[j] = window[j + 1];
-    window[r.k - 1] = row(t);
-    Vec sum = Zero();
-    for (std::int64_t j = 0; j < r.k; ++j) sum = Fma(tap[j], window[j], sum);
-    StoreTail(r.y + t * r.ld_y + c, TimesSigmoid(sum, sum), lanes);
+    for (std::size_t w = 0; w < W; ++w) {
+      for (std::size_t j = 0; j + 1 < K; ++j) window[j][w] = window[j + 1][w];
+      window[K - 1][w] = LoadTail(r.x + t * r.ld_x + at(w), lanes);
+      Vec sum = Zero();
+      for (std::size_t j = 0; j < K; ++j) sum = Fma(tap[j][w], window[j][w], sum);
+      StoreTail(r.y + t * r.ld_y + at(w), TimesSigmoid(sum, sum), lanes);
+    }
   }
 }
 
@@ -166,10 +177,13 @@ void ConvChannelsWide(const ConvRun& r, std::int64_t c, std::int64_t lanes) {
 }  // namespace
 
 void ShortConvRun(const ConvRun& r) {
-  for (std::int64_t c = r.begin; c < r.end; c += kLanes) {
+  constexpr std::int64_t kStep = static_cast<std::int64_t>(kWide) * kLanes;
+  std::int64_t c = r.begin;
+  for (; r.k == 4 && c + kStep <= r.end; c += kStep) ConvChannels<4, kWide>(r, c, kLanes);
+  for (; c < r.end; c += kLanes) {
     const std::int64_t lanes = r.end - c < kLanes ? r.end - c : kLanes;
-    if (r.k <= kMaxTaps) {
-      ConvChannels(r, c, lanes);
+    if (r.k == 4) {
+      ConvChannels<4, 1>(r, c, lanes);
     } else {
       ConvChannelsWide(r, c, lanes);
     }

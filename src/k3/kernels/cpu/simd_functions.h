@@ -18,6 +18,8 @@ void DotBlockMxfp4(const float* x, std::int64_t ldx, std::int64_t m, const std::
 void Axpy(float a, const float* x, float* y, std::int64_t n);
 void WeightedRows(const float* p, std::int64_t ldp, std::int64_t m, const float* rows,
                   std::int64_t ld, std::int64_t n_rows, std::int64_t n, float* y, std::int64_t ldy);
+void WeightedRowsBf16(const float* p, const void* rows, std::int64_t ld, std::int64_t n_rows,
+                      std::int64_t n, float* y);
 void DecodeBf16(const void* src, std::int64_t n, float* out);
 void DecodeMxfp4(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t n, float* out);
 
@@ -47,5 +49,6 @@ void KdaChunk(const KdaHead& head, bool bounded);
 // fast_*.simd.cc
 const FastTable* Bf16Products();  // VDPBF16PS; null without it
 const FastTable* AmxProducts();   // TDPBF16PS; null without it
+void AmxKdaChunks(const KdaHead& head);
 
 }  // namespace k3::cpu::K3_ISA

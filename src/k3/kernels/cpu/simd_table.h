@@ -45,11 +45,18 @@ struct FastTable {
   std::int64_t (*packed_bytes)(std::int64_t m, std::int64_t cols);
   /// Rounds x to bf16, nearest even. `out` is 64-byte aligned.
   void (*pack)(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, void* out);
+  /// Rounds to dense bf16 rows, ld_out elements apart: the form of a FastWeight.
+  void (*round)(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols,
+                std::uint8_t* out, std::int64_t ld_out);
   /// Scratch bytes `gemm` needs, 64-byte aligned.
   std::int64_t (*scratch_bytes)(std::int64_t m, std::int64_t cols);
   /// y[i * ldy + r] = x_i . w_r for i < m, r < rows.
   void (*gemm)(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows,
                std::int64_t cols, float* y, std::int64_t ldy, void* scratch);
+
+  /// Chunks of 16 tokens with bounded decay; T a multiple of 16, K <= 256 and V multiples of 32.
+  /// Null where nothing beats kda_chunk.
+  void (*kda_chunks)(const KdaHead& head);
 };
 
 /// Every function but those of `fast` is exact-mode arithmetic: f32 with correctly rounded
@@ -78,6 +85,10 @@ struct SimdTable {
   void (*weighted_rows)(const float* p, std::int64_t ldp, std::int64_t m, const float* rows,
                         std::int64_t ld, std::int64_t n_rows, std::int64_t n, float* y,
                         std::int64_t ldy);
+
+  /// The same for one row of p and bf16 rows.
+  void (*weighted_rows_bf16)(const float* p, const void* rows, std::int64_t ld, std::int64_t n_rows,
+                             std::int64_t n, float* y);
 
   /// Decodes n elements (n a multiple of 32 for mxfp4) to f32.
   void (*decode_bf16)(const void* src, std::int64_t n, float* out);

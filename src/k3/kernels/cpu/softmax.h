@@ -45,6 +45,11 @@ class RunningSoftmax {
     simd_.add_scaled(context(r), 1.f, sum, m * width_, context(r));
   }
 
+  /// Adds what `Add` would have summed up, for queries [r, r + m).
+  void AddSum(std::int64_t r, std::int64_t m, const float* sum) {
+    simd_.add_scaled(context(r), 1.f, sum, m * width_, context(r));
+  }
+
   void Finish() {
     for (std::int64_t r = 0; r < m_; ++r) {
       simd_.scale(context(r), static_cast<float>(1.0 / total_[r]), width_, context(r));

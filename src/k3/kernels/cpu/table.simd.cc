@@ -15,6 +15,7 @@ const SimdTable* Table() {
                                DotBlockMxfp4,
                                Axpy,
                                WeightedRows,
+                               WeightedRowsBf16,
                                DecodeBf16,
                                DecodeMxfp4,
                                ExpAll,
