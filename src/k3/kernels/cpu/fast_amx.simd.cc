@@ -70,13 +70,25 @@ struct Output {
   std::int64_t ldy, n_x, n_rows;
 };
 
+/// Brings weight rows that come later nearer, some lines at every step of the products before.
+struct Ahead {
+  const std::uint8_t* next;
+  std::int64_t bytes, per_step, at;
+
+  inline void Step() {
+    const std::int64_t end = at + per_step < bytes ? at + per_step : bytes;
+    for (; at < end; at += 64) _mm_prefetch(next + at, _MM_HINT_T1);
+  }
+};
+
 void Product22(const LeftTiles& a0, const LeftTiles& a1, const std::uint8_t* b0,
-               const std::uint8_t* b1, std::int64_t steps, float* out) {
+               const std::uint8_t* b1, std::int64_t steps, Ahead& ahead, float* out) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
   for (std::int64_t s = 0; s < steps; ++s) {
+    ahead.Step();
     _tile_loadd(4, a0.data + s * a0.step, a0.stride);
     _tile_loadd(5, a1.data + s * a1.step, a1.stride);
     _tile_loadd(6, b0 + s * kTileBytes, 64);
@@ -93,15 +105,11 @@ void Product22(const LeftTiles& a0, const LeftTiles& a1, const std::uint8_t* b0,
 }
 
 void Product21(const LeftTiles& a0, const LeftTiles& a1, const std::uint8_t* b0, std::int64_t steps,
-               const std::uint8_t* next, float* out) {
+               Ahead& ahead, float* out) {
   _tile_zero(0);
   _tile_zero(1);
   for (std::int64_t s = 0; s < steps; ++s) {
-    if (next != nullptr) {  // two tiles' worth of the weight rows after these
-      for (std::int64_t i = 0; i < 2 * kTileBytes; i += 64) {
-        _mm_prefetch(next + 2 * s * kTileBytes + i, _MM_HINT_T1);
-      }
-    }
+    ahead.Step();
     _tile_loadd(6, b0 + s * kTileBytes, 64);
     _tile_loadd(4, a0.data + s * a0.step, a0.stride);
     _tile_loadd(5, a1.data + s * a1.step, a1.stride);
@@ -174,8 +182,10 @@ void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, s
     const std::int64_t n0 = rows - r < kRows ? rows - r : kRows;
     const std::int64_t n1 = rows - r - kRows < kRows ? rows - r - kRows : kRows;
     const bool copy = m >= kRepackFrom;
-    const bool more = blocks == 1 && w.scales == nullptr && r + 4 * kRows <= rows;
-    const std::uint8_t* next = more ? w.data + 2 * (r + 2 * kRows) * cols : nullptr;
+    // MXFP4 rows are fetched where they are decoded.
+    const bool more = w.scales == nullptr && r + 4 * kRows <= rows;
+    Ahead ahead{w.data + 2 * (r + 2 * kRows) * cols, more ? 4 * kRows * cols : 0,
+                64 * ((4 * kRows * cols / 64 - 1) / (steps * ((blocks + 1) / 2)) + 1), 0};
     const LeftTiles a0 = Left(w, r, n0, cols, copy, panel);
     auto store = [&](std::int64_t b, std::int64_t half, const float* tile) {
       StoreTransposed(tile, n_x(b), half == 0 ? n0 : n1, y + b * kRows * ldy + r + half * kRows,
@@ -191,14 +201,14 @@ void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, s
     const LeftTiles a1 = Left(w, r + kRows, n1, cols, copy, panel + block);
     std::int64_t b = 0;
     for (; b + 2 <= blocks; b += 2) {
-      Product22(a0, a1, x + b * block, x + (b + 1) * block, steps, out);
+      Product22(a0, a1, x + b * block, x + (b + 1) * block, steps, ahead, out);
       store(b, 0, out);
       store(b, 1, out + 256);
       store(b + 1, 0, out + 512);
       store(b + 1, 1, out + 768);
     }
     if (b < blocks) {
-      Product21(a0, a1, x + b * block, steps, next, out);
+      Product21(a0, a1, x + b * block, steps, ahead, out);
       store(b, 0, out);
       store(b, 1, out + 256);
     }

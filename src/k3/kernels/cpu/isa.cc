@@ -68,6 +68,8 @@ std::vector<const SimdTable*> SupportedTables() {
   std::vector<const SimdTable*> tables{scalar::Table()};
 #if defined(__x86_64__)
   AddX86Tables(tables);
+#elif defined(__aarch64__)
+  tables.push_back(neon::Table());  // part of the architecture
 #endif
   return tables;
 }

@@ -139,6 +139,9 @@ const SimdTable* Table();
 namespace avx512bf16 {
 const SimdTable* Table();
 }
+namespace neon {
+const SimdTable* Table();
+}
 namespace amx {
 const SimdTable* Table();
 }

@@ -6,6 +6,8 @@
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__) && !defined(K3_SCALAR)
+#include <arm_neon.h>
 #endif
 
 namespace k3::cpu::K3_ISA {
@@ -191,6 +193,108 @@ inline float Sum(Vec a) {
   const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
   const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
   return _mm_cvtss_f32(_mm_add_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+}
+
+#elif defined(__aarch64__) && !defined(K3_SCALAR)
+
+struct Vec {
+  float32x4_t v[4];
+};
+template <class F>
+inline Vec Quarters(F f) {
+  return {{f(0), f(1), f(2), f(3)}};
+}
+inline Vec Set(float x) {
+  return Quarters([=](int) { return vdupq_n_f32(x); });
+}
+inline Vec Zero() { return Set(0.f); }
+inline Vec Load(const float* p) {
+  return Quarters([=](int i) { return vld1q_f32(p + 4 * i); });
+}
+inline void Store(float* p, Vec a) {
+  for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.v[i]);
+}
+inline Vec LoadN(const float* p, std::int64_t n) {
+  float t[16] = {};
+  for (std::int64_t i = 0; i < n; ++i) t[i] = p[i];
+  return Load(t);
+}
+inline void StoreN(float* p, Vec a, std::int64_t n) {
+  float t[16];
+  Store(t, a);
+  for (std::int64_t i = 0; i < n; ++i) p[i] = t[i];
+}
+inline Vec Mul(Vec a, Vec b) {
+  return Quarters([&](int i) { return vmulq_f32(a.v[i], b.v[i]); });
+}
+inline Vec Add(Vec a, Vec b) {
+  return Quarters([&](int i) { return vaddq_f32(a.v[i], b.v[i]); });
+}
+inline Vec Sub(Vec a, Vec b) {
+  return Quarters([&](int i) { return vsubq_f32(a.v[i], b.v[i]); });
+}
+inline Vec Div(Vec a, Vec b) {
+  return Quarters([&](int i) { return vdivq_f32(a.v[i], b.v[i]); });
+}
+inline Vec Abs(Vec a) {
+  return Quarters([&](int i) { return vabsq_f32(a.v[i]); });
+}
+inline Vec Max(Vec a, Vec b) {  // not vmaxq: a NaN in a must lose
+  return Quarters([&](int i) { return vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]); });
+}
+inline Vec Min(Vec a, Vec b) {
+  return Quarters([&](int i) { return vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]); });
+}
+inline Vec WithSignOf(Vec magnitude, Vec sign) {
+  const uint32x4_t bit = vdupq_n_u32(0x80000000u);
+  return Quarters([&](int i) { return vbslq_f32(bit, sign.v[i], magnitude.v[i]); });
+}
+inline Vec IfLess(Vec a, Vec b, Vec x, Vec y) {
+  return Quarters([&](int i) { return vbslq_f32(vcltq_f32(a.v[i], b.v[i]), x.v[i], y.v[i]); });
+}
+inline Vec Pow2(Vec t) {
+  return Quarters([&](int i) {
+    const uint32x4_t n = vshlq_n_u32(vreinterpretq_u32_f32(t.v[i]), 23);
+    return vreinterpretq_f32_u32(vaddq_u32(n, vdupq_n_u32(0x3F800000u)));
+  });
+}
+inline Vec LoadBf16(const void* p) {
+  const auto* bytes = static_cast<const std::uint8_t*>(p);
+  return Quarters([=](int i) {
+    const uint16x4_t h = vreinterpret_u16_u8(vld1_u8(bytes + 8 * i));
+    return vreinterpretq_f32_u32(vshll_n_u16(h, 16));
+  });
+}
+inline Vec LoadBf16N(const void* p, std::int64_t n) {
+  std::uint8_t t[32] = {};
+  __builtin_memcpy(t, p, 2 * static_cast<std::size_t>(n));
+  return LoadBf16(t);
+}
+struct Mx4Table {
+  float value[16];
+};
+inline Mx4Table MakeMx4Table(float scale) {
+  constexpr float kE2m1[8] = {0.f, 0.5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f};
+  Mx4Table t;
+  for (int c = 0; c < 8; ++c) t.value[c] = kE2m1[c] * scale, t.value[c + 8] = -t.value[c];
+  return t;
+}
+inline Vec LoadMx4(const std::uint8_t* p, const Mx4Table& t) {
+  float v[16];
+  for (int i = 0; i < 16; ++i) v[i] = t.value[(p[i / 2] >> (4 * (i % 2))) & 15];
+  return Load(v);
+}
+inline Vec Fma(Vec a, Vec b, Vec c) {
+  return Quarters([&](int i) { return vfmaq_f32(c.v[i], a.v[i], b.v[i]); });
+}
+inline Vec Fnma(Vec a, Vec b, Vec c) {
+  return Quarters([&](int i) { return vfmsq_f32(c.v[i], a.v[i], b.v[i]); });
+}
+inline float Sum(Vec a) {
+  const float32x4_t s8a = vaddq_f32(a.v[0], a.v[2]), s8b = vaddq_f32(a.v[1], a.v[3]);
+  const float32x4_t s4 = vaddq_f32(s8a, s8b);
+  const float32x2_t s2 = vadd_f32(vget_low_f32(s4), vget_high_f32(s4));
+  return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
 }
 
 #else
