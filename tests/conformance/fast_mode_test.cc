@@ -166,6 +166,44 @@ TEST(FastMode, KdaChunksAtEveryDecay) {
   }
 }
 
+TEST(FastMode, UnboundedDecayNeedsSegments) {
+  // 16 tokens of decays down to e^-60 each. Taken apart into factors over the whole chunk, decays
+  // leave the range of f32; cut into segments they do not.
+  constexpr std::int64_t kT = 16, kD = 32;
+  auto q = Uniform(1, kT * kD), k = Uniform(2, kT * kD);
+  const auto v = Uniform(3, kT * kD), g = Uniform(4, kT * kD, -60, 0), beta = Uniform(5, kT, 0, 1),
+             state = Uniform(6, kD * kD);
+  ReferenceBackend reference;
+  const Mat qm(q.data(), {kT, kD}), km(k.data(), {kT, kD});
+  reference.L2Norm({qm, kD, 1e-6f, qm});
+  reference.L2Norm({km, kD, 1e-6f, km});
+  std::vector<float> want(kT * kD), want_state = state;
+  const SequenceRange all{0, kT};
+  float* states[] = {want_state.data()};
+  KdaArgs a;
+  a.q = qm, a.k = km, a.v = CMat(v.data(), {kT, kD}), a.g = CMat(g.data(), {kT, kD});
+  a.beta = CMat(beta.data(), {kT, 1});
+  a.n_heads = 1, a.sequences = {&all, 1}, a.states = states, a.o = Mat(want.data(), {kT, kD});
+  reference.KdaRecurrent(a);
+  for (const cpu::SimdTable* table : cpu::SupportedTables()) {
+    for (const bool whole : {false, true}) {
+      std::vector<float> o(want.size()), s = state;
+      cpu::KdaHead h{};
+      h.T = kT, h.K = h.V = kD, h.q = q.data(), h.k = k.data(), h.v = v.data(), h.g = g.data();
+      h.beta = beta.data(), h.S = s.data(), h.o = o.data();
+      h.ld_q = h.ld_k = h.ld_v = h.ld_g = h.ld_o = kD, h.ld_beta = 1;
+      table->kda_chunk(h, whole);  // `whole` promises a bound that is not there
+      const double error = RelativeL2(o, want);
+      if (whole) {
+        EXPECT_FALSE(error < 1e-2) << table->name << ": the segments would not be needed";
+      } else {
+        EXPECT_LT(error, 2e-6) << table->name;
+        EXPECT_LT(RelativeL2(s, want_state), 2e-6) << table->name;
+      }
+    }
+  }
+}
+
 TEST(FastMode, LatentAttentionOverPages) {
   if (FastTables().empty()) GTEST_SKIP() << "no bf16 products on this processor";
   const std::int64_t N = 2, dn = 64, dr = 32, dv = 64, R = 96, page = 64;
