@@ -20,7 +20,7 @@ def test_demo_model_greedy_text_is_the_reference(k3, demo_model, row):
     out = run_json(k3, demo_model, "-p", row["prompt"], "-n", 24, "--temp", 0)
     assert out["prompt_ids"] == row["prompt_ids"]
     # A step whose two best scores are closer than float32 can tell may go either way.
-    sure = next((i for i, m in enumerate(row["margin"]) if m < 0.02), len(row["margin"]))
+    sure = next((i for i, m in enumerate(row["margin"]) if m <= 0.01), len(row["margin"]))
     assert out["ids"][:sure] == row["greedy_ids"][:sure]
     if sure == len(row["margin"]):
         assert out["text"] == row["text"]
