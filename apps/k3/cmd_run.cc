@@ -181,7 +181,6 @@ Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector
     K3_ASSIGN(prompt, ReadPrompt(o.prompt, engine, !continues));
   }
   AppendPrompt(state, prompt);
-  if (state.tokens.empty()) return GenerateResult{};
   GenerateEvents events;
   ProgressLine progress;
   events.on_prefill = [&](std::int64_t done, std::int64_t total) {
@@ -193,8 +192,10 @@ Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector
     last = text.back();
     return WriteOut(text);
   };
-  K3_ASSIGN(GenerateResult result,
-            Generate(*engine.runner, *engine.tokenizer, state, options, events));
+  GenerateResult result;
+  if (!state.tokens.empty()) {  // an empty prompt of a model without BOS continues to nothing
+    K3_ASSIGN(result, Generate(*engine.runner, *engine.tokenizer, state, options, events));
+  }
   if (!o.save_state.empty()) K3_TRY(SaveState(o.save_state, state, *engine.runner));
   return result;
 }

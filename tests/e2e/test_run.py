@@ -195,6 +195,14 @@ def test_bad_state_files_are_refused(k3, base, demo_model, tmp_path):
     assert "none" in missing.stderr
 
 
+def test_a_sequence_without_tokens_is_saved_too(k3, base, tmp_path):
+    state = tmp_path / "s.k3s"
+    assert k3("run", base, "-p", "", "--no-bos", "--save-state", state).stdout == ""
+    args = ["-n", 4, "--temp", 0]
+    assert run_json(k3, base, "-p", "hi", *args, "--load-state", state)["ids"] == \
+        base_rows()[0]["greedy_ids"][:4]
+
+
 def test_an_unwritable_state_is_an_error(k3, base):
     out = k3("run", base, "-p", "hi", "-n", 2, "--save-state", "/no/such/dir/s", code=1)
     assert "/no/such/dir/s" in out.stderr
