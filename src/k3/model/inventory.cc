@@ -239,7 +239,9 @@ void Taker::CheckShape(const TensorSpec& spec, const std::string& full, const It
 void Taker::Plain(const TensorSpec& spec, const std::string& full) {
   const Item item = ItemOf(full, spec.f32 ? "F32" : "BF16", spec.shape);
   CheckShape(spec, full, item);
-  Count(Name(spec.role), full, pattern_, item, spec.elements());
+  std::int64_t stored = 1;  // A_log may be padded
+  for (const std::int64_t d : item.shape) stored *= d;
+  Count(Name(spec.role), full, pattern_, item, stored);
   if (spec.role == TensorRole::kRoutedExpert) PlaceExpert(spec, item);
 }
 

@@ -13,7 +13,7 @@
 namespace k3 {
 namespace {
 
-// Measured on glibc with 64-bit pointers; docs/memory.md says how.
+// Measured on glibc with 64-bit pointers; docs/explain.md says how.
 constexpr std::int64_t kBytesPerTensor = 230;     // names, shapes and views of a loaded checkpoint
 constexpr std::int64_t kBytesPerToken = 160;      // a vocabulary entry of the tokenizer
 constexpr std::int64_t kProgramBytes = 10 << 20;  // code, libraries, stacks

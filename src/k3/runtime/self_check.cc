@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <set>
 #include <utility>
 
@@ -49,7 +50,11 @@ class Checker {
  private:
   using Case = std::function<Result<Outcome>()>;
 
-  Exec& On(MathMode math) { return math == MathMode::kExact ? exact_ : fast_; }
+  std::unique_ptr<Exec> Make(int threads, MathMode math) const {
+    return options_.make_exec ? options_.make_exec(threads, math)
+                              : std::make_unique<Exec>(threads, math);
+  }
+  Exec& On(MathMode math) { return math == MathMode::kExact ? *exact_ : *fast_; }
   std::size_t n() const { return tokens_.size(); }
   Status MakeText();
   Status Forward(Exec& exec, Ids ids, ModelState& state, std::vector<float>& logits,
@@ -72,8 +77,8 @@ class Checker {
   const SelfCheckOptions& options_;
   const std::function<void(const std::string&)>& progress_;
   const std::function<bool()>& cancelled_;
-  Exec exact_{options_.threads, MathMode::kExact};
-  Exec fast_{options_.threads, MathMode::kFast};
+  std::unique_ptr<Exec> exact_ = Make(options_.threads, MathMode::kExact);
+  std::unique_ptr<Exec> fast_ = Make(options_.threads, MathMode::kFast);
   std::vector<TokenId> tokens_;
   SelfCheckReport report_;
 };
@@ -94,7 +99,7 @@ Status Checker::MakeText() {
   ModelState state = model_.NewState();
   std::vector<float> logits;
   while (static_cast<std::int64_t>(n()) < options_.tokens) {
-    K3_TRY(Forward(exact_, Ids(tokens_).last(1), state, logits, LogitRows::kLast));
+    K3_TRY(Forward(*exact_, Ids(tokens_).last(1), state, logits, LogitRows::kLast));
     const auto p = LogProbs(logits);
     double left = rng.Uniform();
     std::size_t choice = 0;
@@ -212,11 +217,11 @@ Result<Outcome> Checker::Batched(std::size_t others) {
     out.logits.insert(out.logits.end(), mine.begin(), mine.end());
   };
   if (cancelled_ && cancelled_()) return Error{Code::kCancelled, ""};
-  K3_TRY(model_.Forward(batch, exact_, logits));
+  K3_TRY(model_.Forward(batch, *exact_, logits));
   take(head);
   for (std::size_t i = head; i < n(); ++i) {
     for (SequenceInput& s : batch) s.tokens = Ids(tokens_).subspan(i, 1);
-    K3_TRY(model_.Forward(batch, exact_, logits));
+    K3_TRY(model_.Forward(batch, *exact_, logits));
     take(1);
   }
   out.image = states[others].Serialize();
@@ -227,11 +232,11 @@ Result<Outcome> Checker::Batched(std::size_t others) {
 Result<Outcome> Checker::Forked(std::size_t at) {
   Outcome out;
   ModelState state = model_.NewState();
-  K3_TRY(Forward(exact_, Ids(tokens_).first(at), state, out.logits));
+  K3_TRY(Forward(*exact_, Ids(tokens_).first(at), state, out.logits));
   ModelState fork = state, kept = state;
   std::vector<float> logits;
-  K3_TRY(Forward(exact_, Ids(tokens_).first(std::min<std::size_t>(n(), 9)), fork, logits));
-  K3_TRY(Forward(exact_, Ids(tokens_).subspan(at), kept, logits));
+  K3_TRY(Forward(*exact_, Ids(tokens_).first(std::min<std::size_t>(n(), 9)), fork, logits));
+  K3_TRY(Forward(*exact_, Ids(tokens_).subspan(at), kept, logits));
   out.logits.insert(out.logits.end(), logits.begin(), logits.end());
   out.image = kept.Serialize();
   return out;
@@ -239,11 +244,11 @@ Result<Outcome> Checker::Forked(std::size_t at) {
 
 /// Through a file and back, as `k3 run --save-state` does.
 Result<Outcome> Checker::Saved(std::size_t at) {
-  ModelRunner runner(model_, exact_);
+  ModelRunner runner(model_, *exact_);
   SequenceState state = NewSequence(runner, options_.seed);
   AppendPrompt(state, tokens_);
   Outcome out;
-  K3_TRY(Forward(exact_, Ids(tokens_).first(at), state.model, out.logits));
+  K3_TRY(Forward(*exact_, Ids(tokens_).first(at), state.model, out.logits));
   const std::string path = fmt::format("{}/k3-check-{}.k3s", options_.scratch_dir, ::getpid());
   K3_TRY(SaveState(path, state, runner));
   auto restored = LoadState(path, runner);
@@ -251,15 +256,15 @@ Result<Outcome> Checker::Saved(std::size_t at) {
   if (!restored.ok()) return restored.error();
   std::vector<float> logits;
   const std::vector<TokenId> rest(restored->pending().begin(), restored->pending().end());
-  K3_TRY(Forward(exact_, rest, restored->model, logits));
+  K3_TRY(Forward(*exact_, rest, restored->model, logits));
   out.logits.insert(out.logits.end(), logits.begin(), logits.end());
   out.image = restored->model.Serialize();
   return out;
 }
 
 Result<Outcome> Checker::Threads(int threads, MathMode math) {
-  Exec exec(threads, math);
-  return InPieces(exec, {});
+  const auto exec = Make(threads, math);
+  return InPieces(*exec, {});
 }
 
 std::vector<Checker::Case> Checker::InstructionSets() {
@@ -278,7 +283,7 @@ Result<SelfCheckReport> Checker::Run() {
   if (progress_) progress_("making a text");
   K3_TRY(MakeText());
   report_.tokens = static_cast<std::int64_t>(n());
-  K3_ASSIGN(const Outcome want, InPieces(exact_, {}));
+  K3_ASSIGN(const Outcome want, InPieces(*exact_, {}));
   constexpr MathMode kE = MathMode::kExact, kF = MathMode::kFast;
   K3_TRY(
       Row("cut anywhere", kE, "pieces, down to single tokens, against one pass", want, Cuts(kE)));
@@ -297,7 +302,7 @@ Result<SelfCheckReport> Checker::Run() {
   K3_TRY(Row("threads", kE, "1, 2, 3 threads and all", want, threads));
   K3_TRY(Row("instruction sets", kE, "every one this machine has", want, InstructionSets()));
 
-  K3_ASSIGN(const Outcome fast, InPieces(fast_, {}));
+  K3_ASSIGN(const Outcome fast, InPieces(*fast_, {}));
   K3_TRY(Row("cut on the grid", kF, fmt::format("at multiples of {} against one pass", kFastGrid),
              fast, Cuts(kF)));
   K3_TRY(Row("threads", kF, "1, 2, 3 threads and all", fast, fast_threads));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,8 @@ struct SelfCheckOptions {
   int threads = 2;            // compared with one
   std::uint64_t seed = 0;
   std::string scratch_dir = "/tmp";  // where a state file is written for a moment
+  /// What runs the passes; empty: the processor.
+  std::function<std::unique_ptr<Exec>(int threads, MathMode math)> make_exec;
 };
 
 struct SelfCheckRow {
