@@ -42,7 +42,7 @@ class TinyCopy : public testing::TempDir {
  public:
   TinyCopy() {
     std::filesystem::copy(GoldenDir() + "/tiny-k3", path(),
-                          std::filesystem::copy_options::overwrite_existing);
+                          std::filesystem::copy_options::recursive);
     for (const auto& e : std::filesystem::directory_iterator(path())) {
       std::filesystem::permissions(e.path(), std::filesystem::perms::owner_all);
     }
@@ -149,7 +149,6 @@ TEST(Inventory, MissingAndMisshapenTensorsAreProblemsNotErrors) {
   TinyCopy dir;
   auto config = nlohmann::json::parse(testing::ReadBytes(dir / "config.json"));
   config["text_config"]["intermediate_size"] = 77;
-  config["text_config"]["num_hidden_layers"] = config["text_config"]["num_hidden_layers"];
   testing::WriteBytes(dir / "config.json", config.dump());
   const Inventory i = Take(dir.path());
   EXPECT_THAT(i.problems, Contains(HasSubstr("wrong shape")));

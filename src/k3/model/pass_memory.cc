@@ -82,11 +82,11 @@ std::int64_t PassBytes(const ModelConfig& c, std::int64_t T, std::int64_t logit_
   if (T <= 0) return 0;
   const std::int64_t row = Mats(T, {c.hidden});
   std::int64_t kept = 3 * row;  // embedding, normed input, sublayer output
-  if (c.uses_attn_res()) kept += row;
   std::int64_t peak = kept;
   for (std::int64_t i = 0; i < c.n_layers; ++i) {
     kept += row * RowsKept(c, i, true);
     peak = std::max(peak, kept + std::max(AttentionBytes(c, i, T), WriteBytes(c, T)));
+    if (c.uses_attn_res() && i == 0) kept += row;  // the mix; the first read has nothing to mix
     kept += row * RowsKept(c, i, false);
     const std::int64_t ffn =
         c.is_moe(i) ? MoeBytes(c, T) : Mats(T, {c.intermediate, c.intermediate});
