@@ -11,6 +11,7 @@ function(k3_install)
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/src/k3 DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
     FILES_MATCHING PATTERN "*.h"
     PATTERN "*_internal.h" EXCLUDE
+    PATTERN "*test_util.h" EXCLUDE
     PATTERN "kernels/cpu" EXCLUDE
     PATTERN "kernels/cuda" EXCLUDE
     PATTERN "kernels/cuda_stub" EXCLUDE)
