@@ -21,16 +21,32 @@ Json CostJson(const StepCost& cost, const std::optional<MachineSpeed>& speed) {
   return j;
 }
 
-std::string CostText(const char* what, const StepCost& cost,
-                     const std::optional<MachineSpeed>& speed) {
+/// "866 G", "444 T", ready for a unit
+std::string CountText(double n) {
+  const char* unit = "";
+  for (const char* next : {"k", "M", "G", "T", "P", "E"}) {
+    if (n < 1000) break;
+    n /= 1000;
+    unit = next;
+  }
+  return fmt::format("{:.3g} {}", n, unit);
+}
+
+/// `from_disk`: bytes that cannot be in memory when the step wants them, at least.
+std::string CostText(const std::string& what, const StepCost& cost,
+                     const std::optional<MachineSpeed>& speed, double from_disk) {
   const auto whole = [](double x) { return static_cast<std::int64_t>(x); };
-  std::string out = fmt::format("  {}: {} of weights and {} of state moved, {:.3g}e9 operations",
-                                what, BytesText(whole(cost.weight_bytes)),
-                                BytesText(whole(cost.state_bytes)), cost.operations / 1e9);
+  std::string out = fmt::format("  {}: {} of weights and {} of state moved, {}operations", what,
+                                BytesText(whole(cost.weight_bytes)),
+                                BytesText(whole(cost.state_bytes)), CountText(cost.operations));
   if (speed) {
     const Bound bound = BoundOf(cost, *speed);
     out += fmt::format("\n      at least {:.3g} s, at most {:.3g} tokens/s, bound by {}",
                        bound.seconds, static_cast<double>(cost.tokens) / bound.seconds, bound.by);
+  }
+  if (from_disk > 0) {
+    out += fmt::format("\n      {} of it from disk at least, whose speed is not counted here",
+                       BytesText(whole(from_disk)));
   }
   return out + "\n";
 }
@@ -68,14 +84,14 @@ std::string VerdictText(const MemoryPlan& p) {
 }
 
 std::string SweepText(const PlanReport& r) {
-  std::string out = fmt::format("\n{:>10}{:>14}{:>14}{:>14}  {:<10}{}\n", "context", "state",
+  std::string out = fmt::format("\n{:>10}{:>14}{:>14}{:>14}  {:<11}{}\n", "context", "state",
                                 "heap", "all", "verdict", r.speed ? "decode at most" : "");
   for (const MemoryPlan& p : r.sweep) {
     std::int64_t state = 0;
     for (const char* name : {"KDA state", "convolution tails", "MLA rows", "GQA rows"}) {
       if (const PlanPart* part = p.Find(name)) state += part->bytes;
     }
-    out += fmt::format("{:>10}{:>14}{:>14}{:>14}  {:<10}", p.options.context, BytesText(state),
+    out += fmt::format("{:>10}{:>14}{:>14}{:>14}  {:<11}", p.options.context, BytesText(state),
                        BytesText(p.heap_bytes), BytesText(p.total_bytes()), Name(p.verdict));
     if (r.speed) {
       out += fmt::format("{:.3g} tokens/s", static_cast<double>(p.decode.tokens) /
@@ -119,10 +135,15 @@ std::string PlanText(const PlanReport& r) {
                      p.row_bytes_bf16);
   out += VerdictText(p);
   out += "\nwhat bounds a step\n";
-  out += CostText(p.options.batch == 1 ? "decode, 1 token"
-                                       : fmt::format("decode, {} tokens", p.decode.tokens).c_str(),
-                  p.decode, r.speed);
-  out += CostText(fmt::format("prefill, {} tokens", p.prefill.tokens).c_str(), p.prefill, r.speed);
+  // Weights that find room beside the heap stay; of what a step reads the rest comes from disk.
+  const bool disk = p.verdict == PlanVerdict::kFromDisk;
+  const auto room = static_cast<double>(p.options.memory - p.heap_bytes);
+  const auto missing = [&](const StepCost& c) { return disk ? c.weight_bytes - room : 0.0; };
+  out +=
+      CostText(fmt::format("decode, {} token{}", p.decode.tokens, p.decode.tokens == 1 ? "" : "s"),
+               p.decode, r.speed, missing(p.decode));
+  out += CostText(fmt::format("prefill, {} tokens", p.prefill.tokens), p.prefill, r.speed,
+                  missing(p.prefill));
   if (r.speed) {
     out +=
         fmt::format("  this machine: reads {:.3g} GB/s, computes {:.3g} GFLOP/s ({})\n",
