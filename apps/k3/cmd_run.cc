@@ -1,12 +1,14 @@
 // k3 run: continue a prompt.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "commands.h"
 #include "engine.h"
 #include "exit_codes.h"
 #include "json_text.h"
+#include "k3/base/memory.h"
 #include "k3/model/generation_config.h"
 #include "k3/runtime/generate.h"
 #include "k3/runtime/sequence_state.h"
@@ -158,6 +160,7 @@ Json ResultJson(const RunOptions& o, const Engine& engine, const std::vector<Tok
       {"prefill_tokens_per_s", PerSecond(static_cast<double>(r.prefill_tokens), r.prefill_s)},
       {"decode_s", r.decode_s},
       {"decode_tokens_per_s", PerSecond(decoded, r.decode_s)}};
+  j["memory"] = {{"peak_resident_bytes", PeakResidentBytes()}};
   j["math"] = o.engine.math;
   j["threads"] = engine.exec->pool.size();
   j["seed"] = o.sampling.seed;
@@ -181,6 +184,8 @@ Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector
     K3_ASSIGN(prompt, ReadPrompt(o.prompt, engine, !continues));
   }
   AppendPrompt(state, prompt);
+  const auto length = static_cast<std::int64_t>(state.tokens.size());
+  K3_TRY(CheckMemory(engine, o.engine, std::min(engine.context, length + o.max_tokens), 1));
   GenerateEvents events;
   ProgressLine progress;
   events.on_prefill = [&](std::int64_t done, std::int64_t total) {

@@ -14,6 +14,9 @@ void AddTokenize(CLI::App& root, Action& action);
 void AddEval(CLI::App& root, Action& action);
 void AddTrace(CLI::App& root, Action& action);
 void AddBench(CLI::App& root, Action& action);
+void AddInspect(CLI::App& root, Action& action);
+void AddPlan(CLI::App& root, Action& action);
+void AddCheck(CLI::App& root, Action& action);
 void AddInfo(CLI::App& root, Action& action);
 
 /// Last lines of every help page.

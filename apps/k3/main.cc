@@ -84,6 +84,9 @@ int Main(int argc, char** argv) {
   AddEval(app, action);
   AddTrace(app, action);
   AddBench(app, action);
+  AddInspect(app, action);
+  AddPlan(app, action);
+  AddCheck(app, action);
   AddInfo(app, action);
   if (UnknownCommand(app, argc, argv)) return kExitUsage;
   try {

@@ -9,7 +9,7 @@ import pytest
 
 from models import CASES, base  # noqa: F401 (a fixture)
 
-COMMANDS = ["run", "tokenize", "eval", "trace", "bench", "info"]
+COMMANDS = ["run", "tokenize", "eval", "trace", "bench", "inspect", "plan", "check", "info"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
