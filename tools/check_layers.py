@@ -11,7 +11,7 @@ import tempfile
 
 # A module may include its own files and those of modules with a smaller number; equal is sideways.
 LEVEL = {
-    "base": 0, "tensor": 1, "io": 2, "quant": 2, "tokenizer": 2, "kernels": 3, "layers": 4,
+    "base": 0, "tensor": 1, "io": 2, "quant": 2, "tokenizer": 2, "chat": 3, "kernels": 3, "layers": 4,
     "model": 5, "runtime": 6, "train": 6, "serve": 7, "eval": 7,
 }
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
