@@ -1,0 +1,36 @@
+// What a conversation looks like: on a terminal with a prompt and dim thoughts, elsewhere the
+// replies alone.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "k3/base/status.h"
+
+namespace k3::app {
+
+class ChatScreen {
+ public:
+  /// `interactive`: input and output are a terminal. `show_thinking`: print the reasoning too.
+  ChatScreen(bool interactive, bool show_thinking)
+      : interactive_(interactive), show_thinking_(show_thinking) {}
+
+  bool interactive() const { return interactive_; }
+  Status Prompt();
+  Status Reasoning(std::string_view text);
+  Status Content(std::string_view text);
+  /// Ends the reply's last line and its colour.
+  Status EndReply();
+  /// A remark of the program: on the terminal, or on standard error.
+  void Note(std::string_view text);
+
+ private:
+  Status Write(std::string_view text);
+  Status Dim(bool on);
+
+  bool interactive_, show_thinking_;
+  bool dim_ = false;
+  bool line_open_ = false;
+};
+
+}  // namespace k3::app
