@@ -364,6 +364,12 @@ std::vector<Segment> ReplyParser::Closing() const {
   };
   if (!closed) {
     for (auto s = first; s != impl_->open.rend(); ++s) close(TagOf(*s));
+    if (!impl_->answered && impl_->message.content.empty()) {
+      out.push_back({std::string(kOpen), true});
+      out.push_back({"response", false});
+      out.push_back({std::string(kSep), true});
+      close(TagOf(Section::kResponse));
+    }
     close(TagOf(Section::kMessage));
   }
   out.push_back({std::string(kEnd), true});

@@ -78,8 +78,9 @@ class ReplyParser {
   std::string_view finish_reason() const;
   /// The message was closed: nothing can follow.
   bool done() const;
-  /// What still has to follow the reply's tokens so that the next message can come. It closes what
-  /// is open, a tag that was begun included.
+  /// What still has to follow the reply's tokens so that the next message can come: the end of a
+  /// tag that was begun, of every open element, an empty response where there was none. After
+  /// Finish it is what it was before.
   std::vector<Segment> Closing() const;
 
  private:
