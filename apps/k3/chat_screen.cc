@@ -27,6 +27,7 @@ std::string WithoutControls(std::string_view text) {
 Status ChatScreen::Write(std::string_view text) {
   if (text.empty()) return {};
   line_open_ = text.back() != '\n';
+  wrote_ = true;
   return WriteOut(interactive_ ? WithoutControls(text) : std::string(text));
 }
 
@@ -55,9 +56,12 @@ Status ChatScreen::Content(std::string_view text) {
   return Write(text);
 }
 
-Status ChatScreen::EndReply() {
+Status ChatScreen::EndReply(bool whole) {
   K3_TRY(Dim(false));
-  return line_open_ ? Write("\n") : Status();
+  const bool needs_line = whole && !interactive_ && !wrote_;
+  const Status written = line_open_ || needs_line ? Write("\n") : Status();
+  wrote_ = false;
+  return written;
 }
 
 void ChatScreen::Note(std::string_view text) {

@@ -19,8 +19,9 @@ class ChatScreen {
   Status Prompt();
   Status Reasoning(std::string_view text);
   Status Content(std::string_view text);
-  /// Ends the reply's last line and its colour.
-  Status EndReply();
+  /// Ends the reply's last line and its colour. Off a terminal every whole reply is at least a line
+  /// end, so that replies can be told apart.
+  Status EndReply(bool whole);
   /// A remark of the program: on the terminal, or on standard error.
   void Note(std::string_view text);
 
@@ -31,6 +32,7 @@ class ChatScreen {
   bool interactive_, show_thinking_;
   bool dim_ = false;
   bool line_open_ = false;
+  bool wrote_ = false;
 };
 
 }  // namespace k3::app

@@ -102,13 +102,13 @@ Status Chat::Ask(const std::string& text, bool again) {
   const auto reply = again ? conversation_.Retry(events) : conversation_.Send(text, events);
   progress.Clear();
   if (!reply.ok()) {
-    (void)screen_.EndReply().ok();
+    (void)screen_.EndReply(false).ok();
     return Shown(reply.status());
   }
   for (const chat::ToolCall& call : reply->tool_calls) {
     K3_TRY(screen_.Content(fmt::format("\n[{} {}]", call.name, call.arguments)));
   }
-  K3_TRY(screen_.EndReply());
+  K3_TRY(screen_.EndReply(true));
   if (!screen_.interactive()) return {};
   if (reply->finish == FinishReason::kCancelled) screen_.Note("(stopped)");
   if (reply->finish == FinishReason::kLength) screen_.Note("(the limit of tokens is reached)");
@@ -265,8 +265,12 @@ void AddChat(CLI::App& root, Action& action) {
   app->add_option("--effort", o->effort, "How much to think: low, medium, high or max")
       ->check(CLI::IsMember({"low", "medium", "high", "max"}))
       ->type_name("LEVEL");
-  app->add_flag("--think-output,!--no-think-output", o->think_output,
-                "Print the thoughts, or not (default: on a terminal only)");
+  auto* shown = app->add_flag_callback(
+      "--think-output", [o] { o->think_output = true; },
+      "Print the thoughts (default: on a terminal only)");
+  app->add_flag_callback(
+         "--no-think-output", [o] { o->think_output = false; }, "Print no thoughts")
+      ->excludes(shown);
   auto* raw = app->add_flag("--raw", o->raw, "Continue plain text, whatever the model");
   app->add_flag("--chat", o->chat, "Use the chat format, whatever the model")->excludes(raw);
   AddSamplingOptions(*app, o->sampling);

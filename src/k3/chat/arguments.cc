@@ -1,4 +1,4 @@
-#include "k3/chat/arguments.h"
+#include "k3/chat/arguments_internal.h"
 
 #include <nlohmann/json.hpp>
 

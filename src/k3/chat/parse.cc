@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "k3/chat/arguments.h"
+#include "k3/chat/arguments_internal.h"
 
 namespace k3::chat {
 namespace {
