@@ -100,7 +100,9 @@ Result<SequenceState> StartState(const RunOptions& o, Engine& engine) {
   return state;
 }
 
-Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector<TokenId>& prompt) {
+/// `last` is the last character that went to standard output.
+Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector<TokenId>& prompt,
+                                char& last) {
   K3_ASSIGN(const GenerateOptions options, MakeOptions(o, engine));
   K3_ASSIGN(SequenceState state, StartState(o, engine));
   const bool continues = !state.tokens.empty();
@@ -108,7 +110,6 @@ Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector
     K3_ASSIGN(prompt, ReadPrompt(o.prompt, engine, !continues));
   }
   AppendPrompt(state, prompt);
-  if (state.tokens.empty()) return GenerateResult{};
   GenerateEvents events;
   ProgressLine progress;
   events.on_prefill = [&](std::int64_t done, std::int64_t total) {
@@ -116,10 +117,14 @@ Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector
   };
   events.on_text = [&](std::string_view text) {
     progress.Clear();
-    return o.json ? Status() : WriteOut(text);
+    if (o.json) return Status();
+    last = text.back();
+    return WriteOut(text);
   };
-  K3_ASSIGN(GenerateResult result,
-            Generate(*engine.runner, *engine.tokenizer, state, options, events));
+  GenerateResult result;
+  if (!state.tokens.empty()) {  // an empty prompt of a model without BOS continues to nothing
+    K3_ASSIGN(result, Generate(*engine.runner, *engine.tokenizer, state, options, events));
+  }
   if (!o.save_state.empty()) K3_TRY(SaveState(o.save_state, state, *engine.runner));
   return result;
 }
@@ -129,10 +134,10 @@ int Run(const RunOptions& o) {
   const auto engine = LoadEngine(o.engine, exit_code);
   if (engine == nullptr) return exit_code;
   std::vector<TokenId> prompt;
-  const auto result = Continue(o, *engine, prompt);
+  char last = '\n';
+  const auto result = Continue(o, *engine, prompt, last);
   // On a terminal the shell's prompt starts on a line of its own; files get the text alone.
-  const bool ends_line = result.ok() && !result->text.empty() && result->text.back() != '\n';
-  if (!o.json && StdoutIsTerminal() && (ends_line || !result.ok())) (void)WriteOut("\n").ok();
+  if (last != '\n' && StdoutIsTerminal()) (void)WriteOut("\n").ok();
   if (!result.ok()) return Fail(result.error());
   if (o.json) {
     const Status written = WriteOut(JsonText(ResultJson(o, *engine, prompt, *result)));

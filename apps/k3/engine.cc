@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <limits>
+#include <system_error>
 
 #include "exit_codes.h"
 #include "k3/kernels/cpu/isa.h"
@@ -112,8 +113,15 @@ std::unique_ptr<Engine> LoadEngine(const EngineOptions& options, int& exit_code)
   engine->bos = config.bos;
   if (!engine->bos.has_value()) engine->bos = engine->tokenizer->SpecialId("[BOS]");
   const int threads = options.threads > 0 ? static_cast<int>(options.threads) : UsableCpus();
-  engine->exec =
-      std::make_unique<Exec>(threads, options.math == "fast" ? MathMode::kFast : MathMode::kExact);
+  try {
+    engine->exec = std::make_unique<Exec>(
+        threads, options.math == "fast" ? MathMode::kFast : MathMode::kExact);
+  } catch (const std::system_error& error) {
+    Complain(
+        fmt::format("--threads: cannot start {} threads: {}", threads, error.code().message()));
+    exit_code = kExitResource;
+    return nullptr;
+  }
   engine->runner = std::make_unique<ModelRunner>(*engine->model, *engine->exec);
   return engine;
 }

@@ -64,6 +64,9 @@ void ProgressLine::Clear() {
 }
 
 Result<std::string> ReadStdin(std::size_t limit) {
+  if (isatty(STDIN_FILENO) == 1 && StderrIsTerminal()) {
+    fmt::print(stderr, "reading standard input, Ctrl-D ends it\n");
+  }
   std::string text;
   char buffer[1 << 16];
   for (;;) {

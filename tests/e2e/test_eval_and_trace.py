@@ -38,14 +38,19 @@ def test_trace_has_every_golden_tensor(k3, tmp_path, name):
     assert rel_l2(trace["logits"], golden["logits"]) < 4e-6
 
 
-def test_trace_of_a_variant_with_other_residuals(k3, tmp_path):
-    golden = st_read(GOLDEN / "variants" / "gated.safetensors")
+VARIANTS = sorted(p.name for p in (GOLDEN / "variants").iterdir() if p.is_dir())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_trace_of_every_variant(k3, tmp_path, name):
+    golden = st_read(GOLDEN / "variants" / f"{name}.safetensors")
     out = tmp_path / "trace.safetensors"
-    k3("trace", GOLDEN / "variants" / "gated", "--ids", ids_text(golden["tokens"].tolist()), "--out",
+    k3("trace", GOLDEN / "variants" / name, "--ids", ids_text(golden["tokens"].tolist()), "--out",
        out)
     trace = st_read(out)
     for key in set(golden) - {"greedy"}:
-        assert rel_l2(trace[key], golden[key]) < 2e-5, key
+        assert trace[key].shape == golden[key].shape, key
+        assert rel_l2(trace[key], golden[key]) < 2e-5, key  # golden.json: variants
 
 
 def test_trace_refusals(k3, base, tmp_path):

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "k3/io/atomic_file.h"
 #include "k3/io/json.h"
@@ -151,10 +152,9 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, std::uin
     K3_ASSIGN(Entry entry, ReadEntry(name, value, where));
     header.entries.push_back(std::move(entry));
   }
-  std::stable_sort(header.entries.begin(), header.entries.end(),
-                   [](const Entry& a, const Entry& b) {
-                     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-                   });
+  std::sort(header.entries.begin(), header.entries.end(), [](const Entry& x, const Entry& y) {
+    return std::tie(x.begin, x.end, x.name) < std::tie(y.begin, y.end, y.name);
+  });
   K3_TRY(CheckCoverage(header.entries, data_bytes, where));
   return header;
 }

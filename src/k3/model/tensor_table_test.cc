@@ -3,13 +3,10 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "support/config_fixtures.h"
@@ -18,7 +15,6 @@
 namespace k3 {
 namespace {
 
-using nlohmann::json;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -26,33 +22,8 @@ using ::testing::IsEmpty;
 using testing::kGolden;
 using testing::TempDir;
 
-/// The K3 row of the facts table.
-json ReleasedK3() {
-  std::vector<int> kda, full;
-  for (int i = 1; i <= 93; ++i) (i % 4 == 0 || i == 93 ? full : kda).push_back(i);
-  json j = testing::TinyK3({{"vocab_size", 163840},
-                            {"hidden_size", 7168},
-                            {"num_hidden_layers", 93},
-                            {"num_attention_heads", 96},
-                            {"intermediate_size", 33792},
-                            {"attn_res_block_size", 12},
-                            {"num_experts", 896},
-                            {"num_experts_per_token", 16},
-                            {"moe_intermediate_size", 3072},
-                            {"routed_expert_hidden_size", 3584},
-                            {"q_lora_rank", 1536},
-                            {"kv_lora_rank", 512},
-                            {"qk_nope_head_dim", 128},
-                            {"qk_rope_head_dim", 64},
-                            {"v_head_dim", 128},
-                            {"linear_attn_config", {{"num_heads", 96}, {"head_dim", 128}}}});
-  j["text_config"]["linear_attn_config"]["kda_layers"] = kda;
-  j["text_config"]["linear_attn_config"]["full_attn_layers"] = full;
-  return j;
-}
-
 TEST(TensorTable, CountsOfTheReleasedModel) {
-  const auto c = testing::ParseConfig(ReleasedK3());
+  const auto c = testing::ParseConfig(testing::ReleasedK3());
   ASSERT_TRUE(c.ok()) << c.message();
   const auto start = std::chrono::steady_clock::now();
   std::int64_t tensors = 0, expert_weights = 0, trunk = 0;
@@ -309,93 +280,6 @@ TEST_F(CheckTensorsTest, PrefixThatDisagreesWithTheConfig) {
   ASSERT_TRUE(r.ok()) << r.message();
   EXPECT_EQ(r->prefix, "language_model.");
   EXPECT_THAT(r->warnings, Contains(HasSubstr("config.json is flat")));
-}
-
-/// What opening a folder says: the first error, or all warnings.
-struct Outcome {
-  bool loads = false;
-  std::string text;
-};
-
-Outcome OpenModel(const std::string& dir) {
-  const auto config = ReadModelConfig(dir);
-  if (!config.ok()) return {false, config.message()};
-  const auto checkpoint = Checkpoint::Open(dir);
-  if (!checkpoint.ok()) return {false, checkpoint.message()};
-  const auto check = CheckTensors(*config, *checkpoint);
-  if (!check.ok()) return {false, check.message()};
-  std::string text = fmt::format("{}", fmt::join(config->warnings, "\n"));
-  text += fmt::format("{}\n{}", fmt::join(checkpoint->warnings(), "\n"),
-                      fmt::join(check->warnings, "\n"));
-  return {true, text};
-}
-
-/// tests/cases/checkpoint: odd folders and what must happen to them.
-TEST(CheckpointCases, AllAsExpected) {
-  const char* python = "/usr/bin/python3";
-  if (::access(python, X_OK) != 0) GTEST_SKIP() << "SKIP: " << python << " is not there";
-  const TempDir dir;
-  const std::string command =
-      fmt::format("{} '{}/tests/cases/checkpoint/make_bad_checkpoints.py' '{}' > /dev/null", python,
-                  K3_SOURCE_DIR, dir.path());
-  ASSERT_EQ(std::system(command.c_str()), 0);
-  const json cases = json::parse(testing::ReadBytes(dir / "expected.json"));
-  ASSERT_GE(cases.size(), 30u);
-  for (const json& c : cases) {
-    const std::string name = c["case"], outcome = c["outcome"];
-    SCOPED_TRACE(name);
-    const Outcome got = OpenModel(dir / name);
-    if (outcome != "either") {
-      EXPECT_EQ(got.loads, outcome == "load") << got.text;
-    }
-    // NaN weights show only when the model runs.
-    if (outcome == "load" || name.starts_with("ck20")) continue;
-    for (const std::string word : c["mentions"]) EXPECT_THAT(got.text, HasSubstr(word));
-  }
-}
-
-/// tools/make_checkpoint.py writes what CheckTensors asks for, the same bytes each time.
-TEST(MakeCheckpoint, EveryLayoutLoads) {
-  const char* python = "/usr/bin/python3";
-  if (std::system(fmt::format("{} -c 'import numpy' 2> /dev/null", python).c_str()) != 0) {
-    GTEST_SKIP() << "SKIP: " << python << " with numpy is not there";
-  }
-  const TempDir dir;
-  const auto make = [&](const std::string& name, const char* out, const char* options) {
-    const std::string command = fmt::format(
-        "{} '{}/tools/make_checkpoint.py' '{}{}' '{}' --shard-size 200000 {} > /dev/null", python,
-        K3_SOURCE_DIR, kGolden, name, dir / out, options);
-    ASSERT_EQ(std::system(command.c_str()), 0) << command;
-  };
-  const struct {
-    const char *name, *options;
-  } cases[] = {{"tiny-k3", ""},
-               {"tiny-k3", "--experts bf16"},
-               {"tiny-linear", "--experts mxfp4"},
-               {"variants/mqa", ""},
-               {"variants/norm_scaled", ""},
-               {"variants/gated", ""},
-               {"variants/experts_hidden", ""}};
-  int number = 0;
-  for (const auto& c : cases) {
-    SCOPED_TRACE(fmt::format("{} {}", c.name, c.options));
-    const std::string out = fmt::format("m{}", number++);
-    make(c.name, out.c_str(), c.options);
-    const Outcome got = OpenModel(dir / out);
-    EXPECT_TRUE(got.loads) << got.text;
-    EXPECT_THAT(got.text, ::testing::MatchesRegex("\n*"));
-  }
-  make("tiny-k3", "again", "");
-  make("tiny-k3", "other", "--seed 2");
-  const auto first_shard = [&](const std::string& out) {
-    for (const auto& e : std::filesystem::directory_iterator(dir / out)) {
-      const std::string file = e.path().filename().string();
-      if (file.starts_with("model-00001-of")) return testing::ReadBytes(e.path().string());
-    }
-    return std::string();
-  };
-  EXPECT_EQ(first_shard("m0"), first_shard("again"));
-  EXPECT_NE(first_shard("m0"), first_shard("other"));
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ SequenceState NewSequence(const TokenModel& model, std::uint64_t seed);
 /// Adds tokens that were given, not generated.
 void AppendPrompt(SequenceState& state, std::span<const TokenId> tokens);
 
-// The state file, little-endian. docs/formats.md repeats this.
+// The state file, little-endian.
 //   0  char[8]  "K3STATE\0"
 //   8  u32      version, 1
 //  12  u32      0
