@@ -10,6 +10,7 @@ namespace k3::app {
 using Action = std::function<int()>;
 
 void AddRun(CLI::App& root, Action& action);
+void AddChat(CLI::App& root, Action& action);
 void AddTokenize(CLI::App& root, Action& action);
 void AddEval(CLI::App& root, Action& action);
 void AddTrace(CLI::App& root, Action& action);
