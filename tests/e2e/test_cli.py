@@ -105,6 +105,12 @@ def test_cl09_folder_problems_name_the_path_and_the_reason(k3, base, model_copy)
     k3("run", folder, "-p", "hi", "-n", 2)
 
 
+def test_messages_are_one_line_whatever_the_names(k3):
+    for name in ("no\nsuch", "no\x1b[31msuch", "no\r\x7fsuch"):
+        out = k3("run", f"/tmp/{name}", "-p", "hi", code=1)
+        assert out.stderr.count("\n") == 1 and out.stderr.strip().isprintable(), out.stderr
+
+
 def test_cl09_a_folder_without_permission(k3, base, model_copy):
     if os.geteuid() == 0:
         pytest.skip("SKIP root may read everything")

@@ -168,6 +168,16 @@ def test_save_and_load_continue_as_if_never_stopped(k3, base, tmp_path):
     assert first["ids"] + rest["ids"] == whole["ids"]
 
 
+def test_a_seed_given_with_a_loaded_state_starts_its_stream(k3, base, tmp_path):
+    state = tmp_path / "s.k3s"
+    k3("run", base, "-p", "the quick", "-n", 0, "--seed", 11, "--save-state", state)
+    args = ["-n", 24, "--temp", 1]
+    for seed in (5, 11):
+        fresh = run_json(k3, base, "-p", "the quick", *args, "--seed", seed)["ids"]
+        assert run_json(k3, base, *args, "--seed", seed, "--load-state", state)["ids"] == fresh
+    assert run_json(k3, base, *args, "--load-state", state)["ids"] == fresh  # of seed 11
+
+
 def test_a_loaded_state_reads_only_the_new_part(k3, base, tmp_path):
     state = tmp_path / "s.k3s"
     ids = list(b"the quick small model reads a long line of text")
