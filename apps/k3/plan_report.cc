@@ -21,7 +21,7 @@ Json CostJson(const StepCost& cost, const std::optional<MachineSpeed>& speed) {
   return j;
 }
 
-/// "866 G", "444 T", ready for a unit
+/// "866 G", "444 T"
 std::string CountText(double n) {
   const char* unit = "";
   for (const char* next : {"k", "M", "G", "T", "P", "E"}) {
@@ -29,14 +29,14 @@ std::string CountText(double n) {
     n /= 1000;
     unit = next;
   }
-  return fmt::format("{:.3g} {}", n, unit);
+  return *unit == '\0' ? fmt::format("{:.3g}", n) : fmt::format("{:.3g} {}", n, unit);
 }
 
 /// `from_disk`: bytes that cannot be in memory when the step wants them, at least.
 std::string CostText(const std::string& what, const StepCost& cost,
                      const std::optional<MachineSpeed>& speed, double from_disk) {
   const auto whole = [](double x) { return static_cast<std::int64_t>(x); };
-  std::string out = fmt::format("  {}: {} of weights and {} of state moved, {}operations", what,
+  std::string out = fmt::format("  {}: {} of weights and {} of state moved, {} operations", what,
                                 BytesText(whole(cost.weight_bytes)),
                                 BytesText(whole(cost.state_bytes)), CountText(cost.operations));
   if (speed) {
