@@ -1,0 +1,189 @@
+// The serial part of the chunk form. One warpgroup keeps S^T [64 values x 128 keys] in fp32 wgmma
+// accumulators and runs, a chunk at a time,
+//   U = M (V - Kd S)    O = Qd S + A U    S = diag(decay) S + Kr^T U
+// transposed: the state is the register operand, a record's tiles are the shared one.
+#pragma once
+
+#include "k3/kernels/cuda/kda_prep.cuh"
+
+namespace k3::cuda {
+
+constexpr uint32_t kValueRow = 144;  // 64 values and 16 bytes against bank conflicts
+constexpr uint32_t kValueTile = kChunk * kValueRow;
+
+/// Shared memory and barriers of one chain warpgroup.
+struct ChainSmem {
+  uint32_t records, full, empty;  // kStages of each, shared by a head's warpgroups
+  uint32_t values, values_full;   // kValueStages of each
+  uint32_t outputs;               // two tiles
+};
+
+/// What one warpgroup works on: 64 value columns of one head of one sequence.
+struct ChainJob {
+  Rows rows;
+  int chunks, head, column;  // column: first value inside the head
+  int64_t state;             // offset of the state [128][128] in s_in, s_out
+};
+
+/// Starts the load of chunk n's values; called by one whole warp.
+template <int kValueStages>
+__device__ __forceinline__ void ChainLoadValues(const KdaParams& p, const ChainJob& job,
+                                                const ChainSmem& sm, int n, int lane) {
+  const int count = min(kChunk, job.rows.count - n * kChunk), slot = n % kValueStages;
+  const uint32_t to = sm.values + slot * kValueTile + lane * kValueRow;
+  const uint32_t barrier = sm.values_full + 8 * slot;
+  if (lane >= count) {
+    for (int i = 0; i < 8; ++i) Store128(to + i * 16, make_uint4(0, 0, 0, 0));
+  }
+  __syncwarp();
+  if (lane == 0) BarrierArriveExpect(barrier, count * 128);
+  __syncwarp();
+  if (lane < count) {
+    const int64_t t = job.rows.begin + n * kChunk + lane;
+    BulkLoad(to, p.v + t * p.v_row + job.head * 128 + job.column, 128, barrier);
+  }
+}
+
+/// Accumulator element (4 j + i) of a thread is value `Value(i)`, key 8 j + `Key(i)`.
+__device__ __forceinline__ int ChainValue(int warp, int lane, int i) {
+  return 16 * warp + lane / 4 + 8 * (i / 2);
+}
+__device__ __forceinline__ int ChainKey(int lane, int i) { return 2 * (lane % 4) + i % 2; }
+
+__device__ __forceinline__ void ChainLoadState(const float* from, const ChainJob& job, int warp,
+                                               int lane, float (&S)[64]) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    const int key = 8 * (i / 4) + ChainKey(lane, i % 4);
+    S[i] = from ? from[job.state + key * 128 + job.column + ChainValue(warp, lane, i % 4)] : 0.f;
+  }
+}
+__device__ __forceinline__ void ChainStoreState(float* to, const ChainJob& job, int warp, int lane,
+                                                const float (&S)[64]) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    const int key = 8 * (i / 4) + ChainKey(lane, i % 4);
+    to[job.state + key * 128 + job.column + ChainValue(warp, lane, i % 4)] = S[i];
+  }
+}
+
+/// Accumulators of 8 N columns as bf16 register operands of wgmma.
+template <int N>
+__device__ __forceinline__ void PackOperand(const float (&x)[N], uint32_t (&packed)[N / 2]) {
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) packed[i] = PackBf16(x[2 * i], x[2 * i + 1]);
+}
+
+/// Offset of a lane's row of an 8x8 matrix of tile rows 16 j ... of 64 values a row: ldmatrix.trans
+/// and stmatrix.trans turn [token][value] into fragments of [value][token].
+__device__ __forceinline__ uint32_t ValueOffset(int warp, int lane) {
+  return ((lane % 8) + (lane / 16) * 8) * kValueRow + (16 * warp + ((lane / 8) % 2) * 8) * 2;
+}
+
+/// One chunk. On return S holds the new state and the output tile is in shared memory.
+__device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint32_t values_full,
+                                          uint32_t values_parity, uint32_t empty, uint32_t output,
+                                          int lane, float (&S)[64]) {
+  uint32_t state[32], v[8];
+  BarrierWait(values_full, values_parity);  // here: no wait loop while wgmma is in flight
+  LoadMatrix4Transposed(v, values);
+  LoadMatrix4Transposed(v + 4, values + 16 * kValueRow);
+  PackOperand(S, state);
+  float x[16], o[16];
+  WgmmaFence();
+#pragma unroll
+  for (int s = 0; s < 8; ++s) {
+    const uint32_t at = record + kRecordKd + (s / 4) * 4096 + (s % 4) * 32;
+    WgmmaRs<0>(x, state + 4 * s, Descriptor<128>(at, 1024), s > 0);
+  }
+  WgmmaCommit();
+#pragma unroll
+  for (int s = 0; s < 8; ++s) {
+    const uint32_t at = record + kRecordQd + (s / 4) * 4096 + (s % 4) * 32;
+    WgmmaRs<0>(o, state + 4 * s, Descriptor<128>(at, 1024), s > 0);
+  }
+  WgmmaCommit();
+  WgmmaWait<1>();
+  uint32_t y[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = PackBf16(Low(v[i]) - x[2 * i], High(v[i]) - x[2 * i + 1]);
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {  // decay the state while the tensor cores read its copy
+    const float2 d = LoadF2(record + kRecordDecay + (8 * j + 2 * (lane % 4)) * 4);
+    S[4 * j] *= d.x, S[4 * j + 1] *= d.y, S[4 * j + 2] *= d.x, S[4 * j + 3] *= d.y;
+  }
+  WgmmaFence();
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    WgmmaRs<0>(x, y + 4 * s, Descriptor<64>(record + kRecordM + s * 32, 512), s > 0);
+  }
+  WgmmaCommit();
+  WgmmaWait<0>();
+  uint32_t u[8];
+  PackOperand(x, u);
+  WgmmaFence();
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    WgmmaRs<0>(o, u + 4 * s, Descriptor<64>(record + kRecordA + s * 32, 512), 1);
+  }
+  WgmmaCommit();
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {  // stored along the keys: N; two spans of 64 keys
+    WgmmaRs<1>(S, u + 4 * s, Descriptor<128>(record + kRecordKr + s * 2048, 1024, 4096), 1);
+  }
+  WgmmaCommit();
+  WgmmaWait<1>();
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    StoreMatrix4Transposed(output + s * 16 * kValueRow, PackBf16(o[8 * s], o[8 * s + 1]),
+                           PackBf16(o[8 * s + 2], o[8 * s + 3]),
+                           PackBf16(o[8 * s + 4], o[8 * s + 5]),
+                           PackBf16(o[8 * s + 6], o[8 * s + 7]));
+  }
+  WgmmaWait<0>();
+  __syncwarp();
+  if (lane == 0) BarrierArrive(empty);
+}
+
+/// The whole chain of one job. `barrier`: named barrier of this warpgroup.
+template <int kStages, int kValueStages>
+__device__ __forceinline__ void ChainForward(const KdaParams& p, const ChainJob& job,
+                                             const ChainSmem& sm, int barrier) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  const uint32_t fragment = ValueOffset(warp, lane);
+  float S[64];
+  if (warp == 1) {
+    for (int n = 0; n < min(kValueStages, job.chunks); ++n) {
+      ChainLoadValues<kValueStages>(p, job, sm, n, lane);
+    }
+  }
+  ChainLoadState(p.s_in, job, warp, lane, S);
+  int stage = 0, slot = 0;
+  uint32_t parity = 0, values_parity = 0;
+  for (int n = 0; n < job.chunks; ++n) {
+    const uint32_t output = sm.outputs + (n % 2) * kValueTile;
+    BarrierWait(sm.full + 8 * stage, parity);
+    ChainStep(sm.records + stage * kStageBytes, sm.values + slot * kValueTile + fragment,
+              sm.values_full + 8 * slot, values_parity, sm.empty + 8 * stage, output + fragment,
+              lane, S);
+    FenceAsync();
+    if (warp == 0) BulkWaitRead<0>();  // the store of the chunk before: its tile is next
+    NamedBarrier(barrier, 128);
+    if (warp == 0) {
+      const int64_t t = job.rows.begin + n * kChunk + lane;
+      if (n * kChunk + lane < job.rows.count) {
+        BulkStore(p.o + t * p.o_row + job.head * 128 + job.column, output + lane * kValueRow, 128);
+      }
+      BulkCommit();
+    }
+    if (warp == 1 && n + kValueStages < job.chunks) {
+      ChainLoadValues<kValueStages>(p, job, sm, n + kValueStages, lane);
+    }
+    if (++stage == kStages) stage = 0, parity ^= 1;
+    if (++slot == kValueStages) slot = 0, values_parity ^= 1;
+  }
+  if (p.s_out) ChainStoreState(p.s_out, job, warp, lane, S);
+  if (warp == 0) BulkWait<0>();
+}
+
+}  // namespace k3::cuda

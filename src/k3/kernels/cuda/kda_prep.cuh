@@ -1,0 +1,291 @@
+// The token-parallel part of the chunk form: one warpgroup turns 32 tokens of one head into the
+// operands of the state chain (a "record").
+//
+// With G the running sum of log2 decays inside the chunk, ref = G after 16 tokens rounded to a whole
+// number, everything per channel:
+//   Kc = k 2^(G - ref)   Qc = q 2^(G - ref)   Ki = k 2^(ref - G)
+//   L = strict_lower(diag(beta) Kc Ki^T)      A = lower(Qc Ki^T)      M = (I + L)^-1 diag(beta)
+//   Kd = Kc 2^ref   Qd = Qc 2^ref   Kr = Ki 2^(G_end - ref)   decay = 2^G_end
+// The bound makes one dense product safe: |G - ref| <= 16 x 5 log2(e) + 1 < 117, so no factor
+// leaves the range of bf16; entries above the diagonal may overflow and are masked by selection.
+// ref is whole, so that Kd and Qd are exact multiples of Kc and Qc in bf16.
+#pragma once
+
+#include "k3/kernels/cuda/kda_common.cuh"
+
+namespace k3::cuda {
+
+// A record: tiles [32 tokens][64 channels] twice, rows of 128 bytes with the 128-byte swizzle; M and
+// A [32][32], rows of 64 bytes with the 64-byte swizzle; decay [128] f32.
+constexpr uint32_t kTile = kChunk * 256;
+constexpr uint32_t kRecordKd = 0, kRecordQd = kTile, kRecordKr = 2 * kTile;
+constexpr uint32_t kRecordM = 3 * kTile, kRecordA = kRecordM + 2048, kRecordDecay = kRecordA + 2048;
+constexpr uint32_t kRecordBytes = kRecordDecay + 512;
+constexpr uint32_t kStageBytes = (kRecordBytes + 1023) / 1024 * 1024;
+
+// Shared memory of a prep warpgroup. The inverse reuses the Kc, Qc tile once L and A are out of it.
+constexpr uint32_t kPrepRaw = 0;  // q, k, f as loaded, rows of 256 bytes
+constexpr uint32_t kPrepKcQc = 3 * kTile, kPrepKi = 5 * kTile, kPrepTotals = 6 * kTile;
+constexpr uint32_t kPrepBytes = kPrepTotals + 2048;
+constexpr uint32_t kSolveL = kPrepKcQc, kSolveL21 = kSolveL + 2560, kSolveX = kSolveL21 + 768;
+
+/// Gate constants of one lane's four channels of one head.
+struct PrepHead {
+  float slope, offset[4], bound, scale;
+
+  __device__ __forceinline__ PrepHead(const KdaParams& p, int head, int lane) {
+    slope = -__expf(p.a_log[head]) * kLog2e;
+    const float4 bias = *reinterpret_cast<const float4*>(p.dt_bias + head * 128 + lane * 4);
+    offset[0] = slope * bias.x, offset[1] = slope * bias.y;
+    offset[2] = slope * bias.z, offset[3] = slope * bias.w;
+    bound = p.lower_bound * kLog2e;
+    scale = p.scale;
+  }
+};
+
+/// Starts the loads of a chunk's q, k and f rows; called by one whole warp. Missing rows are zeroed.
+__device__ __forceinline__ void PrepLoad(const KdaParams& p, int64_t token, int count, int head,
+                                         uint32_t raw, uint32_t barrier, int lane) {
+  const int64_t t = token + lane;
+  const uint32_t to = raw + lane * 256;
+  if (lane >= count) {
+    for (int i = 0; i < 16; ++i) {
+      for (int m = 0; m < 3; ++m) Store128(to + m * kTile + i * 16, make_uint4(0, 0, 0, 0));
+    }
+  }
+  __syncwarp();
+  if (lane == 0) BarrierArriveExpect(barrier, count * 768);
+  __syncwarp();
+  if (lane < count) {
+    BulkLoad(to, p.q + t * p.q_row + head * 128, 256, barrier);
+    BulkLoad(to + kTile, p.k + t * p.k_row + head * 128, 256, barrier);
+    BulkLoad(to + 2 * kTile, p.f + t * p.f_row + head * 128, 256, barrier);
+  }
+}
+
+__device__ __forceinline__ float PrepBeta(const KdaParams& p, int64_t token, int count, int head,
+                                          int lane) {
+  return lane < count ? Sigmoid(__bfloat162float(p.beta[(token + lane) * p.beta_row + head])) : 0.f;
+}
+
+/// Adds up 16 values over the warp: the sum of values[v] ends in lanes 2v and 2v + 1.
+template <int kCount = 8>
+__device__ __forceinline__ float SumSixteen(float (&values)[16], int lane) {
+  const bool up = lane & (2 * kCount);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float keep = up ? values[i + kCount] : values[i];
+    const float send = up ? values[i] : values[i + kCount];
+    values[i] = keep + __shfl_xor_sync(~0u, send, 2 * kCount);
+  }
+  if constexpr (kCount > 1) {
+    return SumSixteen<kCount / 2>(values, lane);
+  } else {
+    return values[0] + __shfl_xor_sync(~0u, values[0], 1);
+  }
+}
+
+/// Decays and scaled rows of a warp's eight tokens: registers between the two passes.
+struct PrepTokens {
+  float G[8][4];  // running log2 decay inside this warp's tokens
+  float norm;     // lane 2i: factor of q row i; lane 16 + 2i: of k row i
+};
+
+__device__ __forceinline__ void PrepGate(const PrepHead& h, uint32_t raw, int count, int warp,
+                                         int lane, PrepTokens& x) {
+  float sums[16], c[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t at = raw + (8 * warp + i) * 256 + lane * 8;
+    const uint2 q = Load64(at), k = Load64(at + kTile), f = Load64(at + 2 * kTile);
+    sums[i] = Low(q.x) * Low(q.x) + High(q.x) * High(q.x) + Low(q.y) * Low(q.y) +
+              High(q.y) * High(q.y);
+    sums[8 + i] = Low(k.x) * Low(k.x) + High(k.x) * High(k.x) + Low(k.y) * Low(k.y) +
+                  High(k.y) * High(k.y);
+    const float g[4] = {Low(f.x), High(f.x), Low(f.y), High(f.y)};
+    const float bound = 8 * warp + i < count ? h.bound : 0.f;  // a missing token decays nothing
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float s = Reciprocal(1.f + Exp2(fmaf(h.slope, g[j], h.offset[j])));
+      c[j] = fmaf(bound, s, c[j]);
+      x.G[i][j] = c[j];
+    }
+  }
+  x.norm = rsqrtf(SumSixteen(sums, lane) + kNormEps) * (lane < 16 ? h.scale : 1.f);
+}
+
+/// Second pass: writes the decayed tiles. `totals` holds the four warps' summed decays.
+__device__ __forceinline__ void PrepTiles(const PrepTokens& x, uint32_t smem, uint32_t stage,
+                                          int warp, int lane) {
+  float shift[4], end[4];
+  uint32_t lift[2];
+  {
+    float t[4][4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float4 y = LoadF4(smem + kPrepTotals + w * 512 + lane * 16);
+      t[w][0] = y.x, t[w][1] = y.y, t[w][2] = y.z, t[w][3] = y.w;
+    }
+    float all[4];
+    uint32_t power[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float middle = t[0][j] + t[1][j], ref = rintf(middle);
+      all[j] = middle + t[2][j] + t[3][j];
+      shift[j] = (warp > 0 ? t[0][j] : 0.f) + (warp > 1 ? t[1][j] : 0.f) +
+                 (warp > 2 ? t[2][j] : 0.f) - ref;
+      end[j] = Exp2(all[j] - ref);
+      power[j] = static_cast<uint32_t>(static_cast<int>(ref) + 127) << 7;  // 2^ref as bf16
+    }
+    lift[0] = power[0] | power[1] << 16, lift[1] = power[2] | power[3] << 16;
+    if (warp == 0) {
+      StoreF4(stage + kRecordDecay + lane * 16,
+              make_float4(Exp2(all[0]), Exp2(all[1]), Exp2(all[2]), Exp2(all[3])));
+    }
+  }
+  const uint32_t raw = smem + kPrepRaw + 8 * warp * 256 + lane * 8;
+  const uint32_t half = lane / 16, column = ((lane % 16) / 2) << 4, rest = (lane & 1) * 8;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float q_norm = __shfl_sync(~0u, x.norm, 2 * i),
+                k_norm = __shfl_sync(~0u, x.norm, 16 + 2 * i);
+    const uint2 qr = Load64(raw + i * 256), kr = Load64(raw + i * 256 + kTile);
+    const float q[4] = {Low(qr.x), High(qr.x), Low(qr.y), High(qr.y)};
+    const float k[4] = {Low(kr.x), High(kr.x), Low(kr.y), High(kr.y)};
+    float kc[4], qc[4], ki[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float e = x.G[i][j] + shift[j], up = Exp2(e), down = Exp2(-e), kn = k[j] * k_norm;
+      kc[j] = kn * up;
+      qc[j] = q[j] * q_norm * up;
+      ki[j] = kn * down;
+    }
+    const uint32_t in_row = (column ^ (i << 4)) + rest, row = (8 * warp + i) * 128;
+    const uint32_t kc0 = PackBf16(kc[0], kc[1]), kc1 = PackBf16(kc[2], kc[3]);
+    const uint32_t qc0 = PackBf16(qc[0], qc[1]), qc1 = PackBf16(qc[2], qc[3]);
+    const uint32_t kcqc = smem + kPrepKcQc + half * 8192 + row + in_row;
+    Store64(kcqc, kc0, kc1);
+    Store64(kcqc + 4096, qc0, qc1);
+    const uint32_t at = half * 4096 + row + in_row;
+    Store64(smem + kPrepKi + at, PackBf16(ki[0], ki[1]), PackBf16(ki[2], ki[3]));
+    Store64(stage + kRecordKd + at, MulBf16x2(kc0, lift[0]), MulBf16x2(kc1, lift[1]));
+    Store64(stage + kRecordQd + at, MulBf16x2(qc0, lift[0]), MulBf16x2(qc1, lift[1]));
+    Store64(stage + kRecordKr + at, PackBf16(ki[0] * end[0], ki[1] * end[1]),
+            PackBf16(ki[2] * end[2], ki[3] * end[3]));
+  }
+}
+
+/// Byte offset of element (row, 2 pair) of a [32][32] bf16 matrix with the 64-byte swizzle.
+__device__ __forceinline__ uint32_t SmallOffset(uint32_t row, uint32_t column) {
+  return row * 64 + (((column >> 3) ^ ((row >> 1) & 3)) << 4) + (column & 7) * 2;
+}
+
+/// X = (I + L)^-1 of both diagonal 16x16 blocks by substitution in fp32: lane c of a half warp owns
+/// column c. Writes X diag(beta) into M and X in fp16 for the block below the diagonal.
+__device__ __forceinline__ void PrepSolve(uint32_t smem, uint32_t stage, float beta, int lane) {
+  const uint32_t block = lane / 16, c = lane % 16;
+  const uint32_t L = smem + kSolveL + block * 1280, X = smem + kSolveX + block * 768;
+  float x[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float sum = static_cast<int>(c) == i ? 1.f : 0.f, other = 0.f;
+#pragma unroll
+    for (int j = 0; j < i; j += 4) {
+      const float4 l = LoadF4(L + i * 80 + j * 4);  // zero on and above the diagonal
+      sum -= l.x * x[j];
+      if (j + 1 < i) other -= l.y * x[j + 1];
+      if (j + 2 < i) sum -= l.z * x[j + 2];
+      if (j + 3 < i) other -= l.w * x[j + 3];
+    }
+    x[i] = sum + other;
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < 16; ++i) {
+    Store16(stage + kRecordM + SmallOffset(block * 16 + i, block * 16 + c),
+            __bfloat16_as_ushort(__float2bfloat16(x[i] * beta)));
+    Store16(X + i * 48 + c * 2, __half_as_ushort(__float2half(x[i])));
+  }
+}
+
+/// X21 = -(X22 L21) X11, scaled by beta, into the lower left block of M.
+__device__ __forceinline__ void PrepSolveBelow(uint32_t smem, uint32_t stage, float beta,
+                                               int lane) {
+  const uint32_t at = (lane % 16) * 48 + (lane / 16) * 16;
+  uint32_t a[4], b[4];
+  float p0[4] = {0, 0, 0, 0}, p1[4] = {0, 0, 0, 0}, d0[4] = {0, 0, 0, 0}, d1[4] = {0, 0, 0, 0};
+  LoadMatrix4(a, smem + kSolveX + 768 + at);
+  LoadMatrix4Transposed(b, smem + kSolveL21 + at);
+  MmaHalf(p0, a, b[0], b[1]);
+  MmaHalf(p1, a, b[2], b[3]);
+  a[0] = PackHalf(p0[0], p0[1]), a[1] = PackHalf(p0[2], p0[3]);
+  a[2] = PackHalf(p1[0], p1[1]), a[3] = PackHalf(p1[2], p1[3]);
+  LoadMatrix4Transposed(b, smem + kSolveX + at);
+  MmaHalf(d0, a, b[0], b[1]);
+  MmaHalf(d1, a, b[2], b[3]);
+  const uint32_t row = 16 + lane / 4, column = 2 * (lane % 4);
+  const float b0 = -__shfl_sync(~0u, beta, column), b1 = -__shfl_sync(~0u, beta, column + 1);
+  const float b2 = -__shfl_sync(~0u, beta, column + 8), b3 = -__shfl_sync(~0u, beta, column + 9);
+  const uint32_t M = stage + kRecordM;
+  Store32(M + SmallOffset(row, column), PackBf16(d0[0] * b0, d0[1] * b1));
+  Store32(M + SmallOffset(row + 8, column), PackBf16(d0[2] * b0, d0[3] * b1));
+  Store32(M + SmallOffset(row, column + 8), PackBf16(d1[0] * b2, d1[1] * b3));
+  Store32(M + SmallOffset(row + 8, column + 8), PackBf16(d1[2] * b2, d1[3] * b3));
+}
+
+/// L and A by wgmma over [Kc; Qc] (64 rows) and Ki, then M. Accumulator rows of warps 0 and 1 are L,
+/// of warps 2 and 3 A. `barrier`: named barrier of the warpgroup; barrier + 2 is for warps 0 and 1.
+__device__ __forceinline__ void PrepProducts(uint32_t smem, uint32_t stage, float beta, int barrier,
+                                             int warp, int lane) {
+  float acc[16];
+  WgmmaFence();
+#pragma unroll
+  for (int s = 0; s < 8; ++s) {
+    WgmmaSs<0>(acc, Descriptor<128>(smem + kPrepKcQc + (s / 4) * 8192 + (s % 4) * 32, 1024),
+               Descriptor<128>(smem + kPrepKi + (s / 4) * 4096 + (s % 4) * 32, 1024), s > 0);
+  }
+  WgmmaCommit();
+  WgmmaWait<0>();
+  NamedBarrier(barrier, 128);  // every warp is done with the tiles that the solver overwrites
+  const uint32_t g = lane / 4, column = 2 * (lane % 4);
+  if (warp >= 2) {
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) {
+#pragma unroll
+      for (uint32_t r = 0; r < 2; ++r) {
+        const uint32_t row = (warp - 2) * 16 + g + 8 * r, c = 8 * j + column;
+        Store32(stage + kRecordA + SmallOffset(row, c),
+                PackBf16(c <= row ? acc[4 * j + 2 * r] : 0.f,
+                         c + 1 <= row ? acc[4 * j + 2 * r + 1] : 0.f));
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (uint32_t r = 0; r < 2; ++r) {
+    const uint32_t row = g + 8 * r;
+    const float b = __shfl_sync(~0u, beta, warp * 16 + row);
+#pragma unroll
+    for (uint32_t j = 0; j < 2; ++j) {
+      const uint32_t c = 8 * j + column;
+      const float d0 = warp ? acc[8 + 4 * j + 2 * r] : acc[4 * j + 2 * r];
+      const float d1 = warp ? acc[8 + 4 * j + 2 * r + 1] : acc[4 * j + 2 * r + 1];
+      Store64(smem + kSolveL + warp * 1280 + row * 80 + c * 4,
+              __float_as_uint(c < row ? b * d0 : 0.f), __float_as_uint(c + 1 < row ? b * d1 : 0.f));
+      if (warp) {
+        Store32(smem + kSolveL21 + row * 48 + c * 2,
+                PackHalf(b * acc[4 * j + 2 * r], b * acc[4 * j + 2 * r + 1]));
+      }
+    }
+  }
+  NamedBarrier(barrier + 2, 64);
+  if (warp == 0) PrepSolve(smem, stage, beta, lane);
+  NamedBarrier(barrier + 2, 64);
+  if (warp == 1) PrepSolveBelow(smem, stage, beta, lane);
+}
+
+/// The block of M above the diagonal is zero in every record: written once for each stage.
+__device__ __forceinline__ void PrepClearM(uint32_t stage, int thread) {
+  if (thread < 128) Store128(stage + kRecordM + thread * 16, make_uint4(0, 0, 0, 0));
+}
+
+}  // namespace k3::cuda
