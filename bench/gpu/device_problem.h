@@ -132,6 +132,8 @@ double TimeMs(Body&& body, int repeats = 20, int warm = 3) {
 struct Report;
 int RunChecks(Report& report, bool small);
 void RunBench(Report& report);
+void RunDecodeBench(Report& report);
+void RunProfile();  // each kernel of H96 1x8192 twice, for a profiler
 
 /// Rows of the table, also written as JSON.
 struct Report {

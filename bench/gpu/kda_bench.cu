@@ -149,6 +149,24 @@ void BenchCopy(Report& report) {
 
 }  // namespace
 
+void RunDecodeBench(Report& report) {
+  for (const int n : {1, 8, 64, 256}) BenchDecode(report, 96, n);
+}
+
+void RunProfile() {
+  BigProblem x({8192}, 96, -5.f);
+  const auto bytes = std::max(k3_kda_forward_workspace(&x.batch, -5.f, K3_KDA_SPLIT),
+                              k3_kda_backward_workspace(&x.batch, -5.f));
+  DeviceArray<unsigned char> workspace(static_cast<std::size_t>(bytes));
+  for (int i = 0; i < 2; ++i) {
+    for (const auto plan : {K3_KDA_FUSED, K3_KDA_SPLIT}) {
+      k3_kda_forward(&x.batch, &x.inputs, x.o.get(), 96 * 128, nullptr, x.state.get(), plan,
+                     workspace.get(), workspace.size(), nullptr);
+    }
+  }
+  CUDA_CHECK(cudaDeviceSynchronize());
+}
+
 void RunBench(Report& report) {
   BenchCopy(report);
   const std::vector<int> varlen = {1300, 547, 2048, 963, 271, 3063}, eight(8, 4096);
@@ -165,7 +183,7 @@ void RunBench(Report& report) {
     BenchForward(report, shape.c_str(), {8192}, heads, K3_KDA_FUSED);
   }
   BenchBackward(report, "H96 1x8192", {8192}, 96);
-  for (const int n : {1, 8, 64, 256}) BenchDecode(report, 96, n);
+  RunDecodeBench(report);
 }
 
 }  // namespace k3::bench

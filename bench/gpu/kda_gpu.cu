@@ -1,5 +1,5 @@
 // Checks and times the CUDA KDA on this machine's GPU and prints one table.
-//   k3_kda_gpu [check|small|bench|all] [--json FILE] [--commit TEXT]
+//   k3_kda_gpu [check|small|bench|decode|profile|all] [--json FILE] [--commit TEXT]
 // Exit status: 0 all rows within their limits, 1 some are not, 3 CUDA failed, 77 no GPU.
 #include <cstring>
 #include <string>
@@ -41,7 +41,9 @@ int main(int argc, char** argv) {
                  device.name, device.multiProcessorCount, driver, commit.c_str());
   }
   int failed = 0;
-  if (mode != "bench") failed = k3::bench::RunChecks(report, mode == "small");
+  if (mode == "profile") k3::bench::RunProfile();
+  if (mode == "decode") k3::bench::RunDecodeBench(report);
+  if (mode == "check" || mode == "small" || mode == "all") failed = k3::bench::RunChecks(report, mode == "small");
   if (mode == "bench" || mode == "all") k3::bench::RunBench(report);
   if (report.json) {
     std::fprintf(report.json, "\n  ],\n  \"failed\": %d\n}\n", failed);

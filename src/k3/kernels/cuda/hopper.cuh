@@ -143,6 +143,28 @@ __device__ __forceinline__ void BulkWait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Asynchronous copies by threads ------------------------------------------------------------------
+
+/// 16 bytes; zeros are written, and nothing is read, unless `valid`.
+__device__ __forceinline__ void CopyAsync(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void CopyCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void CopyWait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+__device__ __forceinline__ uint4 Load128(uint32_t address) {
+  uint4 r;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(address)
+               : "memory");
+  return r;
+}
+
 // Fragments --------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void LoadMatrix4(uint32_t (&r)[4], uint32_t address) {

@@ -8,14 +8,16 @@
 
 namespace k3::cuda {
 
+// v and o pass through shared memory in tiles [32 tokens][64 values]. A warp touches its own 16
+// columns only, so no barrier is needed around them.
 constexpr uint32_t kValueRow = 144;  // 64 values and 16 bytes against bank conflicts
 constexpr uint32_t kValueTile = kChunk * kValueRow;
 
 /// Shared memory and barriers of one chain warpgroup.
 struct ChainSmem {
   uint32_t records, full, empty;  // kStages of each, shared by a head's warpgroups
-  uint32_t values, values_full;   // kValueStages of each
-  uint32_t outputs;               // two tiles
+  uint32_t values;                // kValueStages tiles
+  uint32_t output;                // one tile
 };
 
 /// What one warpgroup works on: 64 value columns of one head of one sequence.
@@ -25,22 +27,33 @@ struct ChainJob {
   int64_t state;             // offset of the state [128][128] in s_in, s_out
 };
 
-/// Starts the load of chunk n's values; called by one whole warp.
-template <int kValueStages>
-__device__ __forceinline__ void ChainLoadValues(const KdaParams& p, const ChainJob& job,
-                                                const ChainSmem& sm, int n, int lane) {
-  const int count = min(kChunk, job.rows.count - n * kChunk), slot = n % kValueStages;
-  const uint32_t to = sm.values + slot * kValueTile + lane * kValueRow;
-  const uint32_t barrier = sm.values_full + 8 * slot;
-  if (lane >= count) {
-    for (int i = 0; i < 8; ++i) Store128(to + i * 16, make_uint4(0, 0, 0, 0));
+/// Starts the load of a warp's columns of chunk n's values: one group of copies, empty past the end.
+__device__ __forceinline__ void ChainLoadValues(const KdaParams& p, const ChainJob& job, int n,
+                                                uint32_t tile, int warp, int lane) {
+  if (n < job.chunks) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = lane / 2 + 16 * i, piece = 2 * warp + lane % 2;
+      const bool valid = n * kChunk + row < job.rows.count;
+      const int64_t t = job.rows.begin + (valid ? n * kChunk + row : 0);
+      CopyAsync(tile + row * kValueRow + piece * 16,
+                p.v + t * p.v_row + job.head * 128 + job.column + piece * 8, valid);
+    }
   }
-  __syncwarp();
-  if (lane == 0) BarrierArriveExpect(barrier, count * 128);
-  __syncwarp();
-  if (lane < count) {
-    const int64_t t = job.rows.begin + n * kChunk + lane;
-    BulkLoad(to, p.v + t * p.v_row + job.head * 128 + job.column, 128, barrier);
+  CopyCommit();
+}
+
+/// Stores a warp's columns of chunk n's outputs.
+__device__ __forceinline__ void ChainStoreOutputs(const KdaParams& p, const ChainJob& job, int n,
+                                                  uint32_t tile, int warp, int lane) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = lane / 2 + 16 * i, piece = 2 * warp + lane % 2;
+    const uint4 x = Load128(tile + row * kValueRow + piece * 16);
+    const int64_t t = job.rows.begin + n * kChunk + row;
+    if (n * kChunk + row < job.rows.count) {
+      *reinterpret_cast<uint4*>(p.o + t * p.o_row + job.head * 128 + job.column + piece * 8) = x;
+    }
   }
 }
 
@@ -81,11 +94,9 @@ __device__ __forceinline__ uint32_t ValueOffset(int warp, int lane) {
 }
 
 /// One chunk. On return S holds the new state and the output tile is in shared memory.
-__device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint32_t values_full,
-                                          uint32_t values_parity, uint32_t empty, uint32_t output,
-                                          int lane, float (&S)[64]) {
+__device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint32_t empty,
+                                          uint32_t output, int lane, float (&S)[64]) {
   uint32_t state[32], v[8];
-  BarrierWait(values_full, values_parity);  // here: no wait loop while wgmma is in flight
   LoadMatrix4Transposed(v, values);
   LoadMatrix4Transposed(v + 4, values + 16 * kValueRow);
   PackOperand(S, state);
@@ -145,45 +156,33 @@ __device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint
   if (lane == 0) BarrierArrive(empty);
 }
 
-/// The whole chain of one job. `barrier`: named barrier of this warpgroup.
+/// The whole chain of one job.
 template <int kStages, int kValueStages>
 __device__ __forceinline__ void ChainForward(const KdaParams& p, const ChainJob& job,
-                                             const ChainSmem& sm, int barrier) {
+                                             const ChainSmem& sm) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const uint32_t fragment = ValueOffset(warp, lane);
   float S[64];
-  if (warp == 1) {
-    for (int n = 0; n < min(kValueStages, job.chunks); ++n) {
-      ChainLoadValues<kValueStages>(p, job, sm, n, lane);
-    }
+  for (int n = 0; n < kValueStages; ++n) {
+    ChainLoadValues(p, job, n, sm.values + n * kValueTile, warp, lane);
   }
   ChainLoadState(p.s_in, job, warp, lane, S);
   int stage = 0, slot = 0;
-  uint32_t parity = 0, values_parity = 0;
+  uint32_t parity = 0;
   for (int n = 0; n < job.chunks; ++n) {
-    const uint32_t output = sm.outputs + (n % 2) * kValueTile;
+    const uint32_t values = sm.values + slot * kValueTile;
+    CopyWait<kValueStages - 1>();
     BarrierWait(sm.full + 8 * stage, parity);
-    ChainStep(sm.records + stage * kStageBytes, sm.values + slot * kValueTile + fragment,
-              sm.values_full + 8 * slot, values_parity, sm.empty + 8 * stage, output + fragment,
-              lane, S);
-    FenceAsync();
-    if (warp == 0) BulkWaitRead<0>();  // the store of the chunk before: its tile is next
-    NamedBarrier(barrier, 128);
-    if (warp == 0) {
-      const int64_t t = job.rows.begin + n * kChunk + lane;
-      if (n * kChunk + lane < job.rows.count) {
-        BulkStore(p.o + t * p.o_row + job.head * 128 + job.column, output + lane * kValueRow, 128);
-      }
-      BulkCommit();
-    }
-    if (warp == 1 && n + kValueStages < job.chunks) {
-      ChainLoadValues<kValueStages>(p, job, sm, n + kValueStages, lane);
-    }
+    __syncwarp();
+    ChainStep(sm.records + stage * kStageBytes, values + fragment, sm.empty + 8 * stage,
+              sm.output + fragment, lane, S);
+    __syncwarp();
+    ChainStoreOutputs(p, job, n, sm.output, warp, lane);
+    ChainLoadValues(p, job, n + kValueStages, values, warp, lane);
     if (++stage == kStages) stage = 0, parity ^= 1;
-    if (++slot == kValueStages) slot = 0, values_parity ^= 1;
+    if (++slot == kValueStages) slot = 0;
   }
   if (p.s_out) ChainStoreState(p.s_out, job, warp, lane, S);
-  if (warp == 0) BulkWait<0>();
 }
 
 }  // namespace k3::cuda

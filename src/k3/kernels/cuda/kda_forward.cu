@@ -32,17 +32,14 @@ __device__ int SequenceOfRank(const KdaParams& p, int rank, int* shared) {
 
 // One kernel --------------------------------------------------------------------------------------
 
-constexpr int kFusedStages = 3, kFusedValueStages = 2;
+constexpr int kFusedStages = 3, kFusedValueStages = 3;
 struct FusedLayout {
   static constexpr uint32_t kPrep = kFusedStages * kStageBytes;  // two prep warpgroups
   static constexpr uint32_t kValues = kPrep + 2 * kPrepBytes;
   static constexpr uint32_t kOutputs = kValues + 2 * kFusedValueStages * kValueTile;
-  static constexpr uint32_t kBarriers = kOutputs + 2 * 2 * kValueTile;
-  static constexpr uint32_t kFull = kBarriers, kEmpty = kFull + 8 * kFusedStages;
-  static constexpr uint32_t kRawFull = kEmpty + 8 * kFusedStages;
-  static constexpr uint32_t kValuesFull = kRawFull + 16;
-  static constexpr uint32_t kBytes = kValuesFull + 16 * kFusedValueStages;
-  static constexpr uint32_t kDynamic = kBytes + 1024;
+  static constexpr uint32_t kFull = kOutputs + 2 * kValueTile;
+  static constexpr uint32_t kEmpty = kFull + 8 * kFusedStages;
+  static constexpr uint32_t kDynamic = kEmpty + 8 * kFusedStages + 1024;
 };
 static_assert(FusedLayout::kDynamic <= 227 * 1024);
 
@@ -52,21 +49,20 @@ __device__ __forceinline__ void FusedPrep(const KdaParams& p, const Rows& rows, 
   using Layout = FusedLayout;
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const uint32_t smem = base + Layout::kPrep + group * kPrepBytes;
-  const uint32_t raw_full = base + Layout::kRawFull + 8 * group;
   const int barrier = 3 + group;
   const PrepHead h(p, head, lane);
   int stage = group % kFusedStages;
-  uint32_t parity = 0, raw_parity = 0;
+  uint32_t parity = 0;
   auto count_of = [&](int n) { return min(kChunk, rows.count - n * kChunk); };
-  if (group < chunks && warp == 3) {
-    PrepLoad(p, rows.begin + group * kChunk, count_of(group), head, smem + kPrepRaw, raw_full, lane);
+  if (group < chunks) {
+    PrepLoad(p, rows.begin + group * kChunk, count_of(group), head, smem + kPrepRaw, warp, lane);
   }
   for (int n = group; n < chunks; n += 2) {
     const float beta =
         warp < 2 ? PrepBeta(p, rows.begin + n * kChunk, count_of(n), head, lane) : 0.f;
     PrepTokens x;
-    BarrierWait(raw_full, raw_parity);
-    raw_parity ^= 1;
+    CopyWait<0>();
+    __syncwarp();
     PrepGate(h, smem + kPrepRaw, count_of(n), warp, lane, x);
     StoreF4(smem + kPrepTotals + warp * 512 + lane * 16,
             make_float4(x.G[7][0], x.G[7][1], x.G[7][2], x.G[7][3]));
@@ -75,11 +71,11 @@ __device__ __forceinline__ void FusedPrep(const KdaParams& p, const Rows& rows, 
     BarrierWait(base + Layout::kEmpty + 8 * stage, parity ^ 1);
     PrepTiles(x, smem, to, warp, lane);
     FenceAsync();
-    NamedBarrier(barrier, 128);
-    if (warp == 3 && n + 2 < chunks) {
-      PrepLoad(p, rows.begin + (n + 2) * kChunk, count_of(n + 2), head, smem + kPrepRaw, raw_full,
-               lane);
+    __syncwarp();
+    if (n + 2 < chunks) {
+      PrepLoad(p, rows.begin + (n + 2) * kChunk, count_of(n + 2), head, smem + kPrepRaw, warp, lane);
     }
+    NamedBarrier(barrier, 128);
     PrepProducts(smem, to, beta, barrier, warp, lane);
     FenceAsync();
     BarrierArrive(base + Layout::kFull + 8 * stage);
@@ -102,10 +98,6 @@ __global__ void __launch_bounds__(512, 1) FusedKernel(const __grid_constant__ Kd
       BarrierInit(base + Layout::kFull + 8 * i, 128);
       BarrierInit(base + Layout::kEmpty + 8 * i, 8);
     }
-    for (int i = 0; i < 2; ++i) BarrierInit(base + Layout::kRawFull + 8 * i, 1);
-    for (int i = 0; i < 2 * kFusedValueStages; ++i) {
-      BarrierInit(base + Layout::kValuesFull + 8 * i, 1);
-    }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   for (int i = 0; i < kFusedStages; ++i) PrepClearM(base + i * kStageBytes, threadIdx.x);
@@ -123,9 +115,8 @@ __global__ void __launch_bounds__(512, 1) FusedKernel(const __grid_constant__ Kd
                           base + Layout::kFull,
                           base + Layout::kEmpty,
                           base + Layout::kValues + group * kFusedValueStages * kValueTile,
-                          base + Layout::kValuesFull + group * kFusedValueStages * 8,
-                          base + Layout::kOutputs + group * 2 * kValueTile};
-    ChainForward<kFusedStages, kFusedValueStages>(p, job, sm, 1 + group);
+                          base + Layout::kOutputs + group * kValueTile};
+    ChainForward<kFusedStages, kFusedValueStages>(p, job, sm);
   }
 }
 
@@ -157,22 +148,16 @@ __device__ __forceinline__ SlotJob FindSlot(const KdaParams& p, int64_t slot) {
   return {rows.begin + at, static_cast<int>(min(int64_t{kChunk}, rows.count - at))};
 }
 
-constexpr uint32_t kPrepDynamic = kStageBytes + kPrepBytes + 16 + 1024;
+constexpr uint32_t kPrepDynamic = kStageBytes + kPrepBytes + 1024;
 
 __global__ void __launch_bounds__(128, 3)
     PrepKernel(const __grid_constant__ KdaParams p, unsigned char* records, int64_t n_slots) {
   extern __shared__ unsigned char dynamic[];
   const uint32_t base = AlignedShared(dynamic), smem = base + kStageBytes;
-  const uint32_t raw_full = smem + kPrepBytes;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t jobs = n_slots * p.n_heads;
-  if (threadIdx.x == 0) {
-    BarrierInit(raw_full, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
   PrepClearM(base, threadIdx.x);
   __syncthreads();
-  uint32_t raw_parity = 0;
   auto next_job = [&](int64_t job, SlotJob& found) {
     for (; job < jobs; job += gridDim.x) {
       found = FindSlot(p, job / p.n_heads);
@@ -183,9 +168,9 @@ __global__ void __launch_bounds__(128, 3)
   SlotJob chunk = {0, 0};
   int64_t job = next_job(blockIdx.x, chunk);
   auto load = [&] {
-    if (warp == 3 && job < jobs) {
-      PrepLoad(p, chunk.token, chunk.count, static_cast<int>(job % p.n_heads), smem + kPrepRaw,
-               raw_full, lane);
+    if (job < jobs) {
+      PrepLoad(p, chunk.token, chunk.count, static_cast<int>(job % p.n_heads), smem + kPrepRaw, warp,
+               lane);
     }
   };
   load();
@@ -195,8 +180,8 @@ __global__ void __launch_bounds__(128, 3)
     const PrepHead h(p, head, lane);
     const float beta = warp < 2 ? PrepBeta(p, chunk.token, count, head, lane) : 0.f;
     PrepTokens x;
-    BarrierWait(raw_full, raw_parity);
-    raw_parity ^= 1;
+    CopyWait<0>();
+    __syncwarp();
     PrepGate(h, smem + kPrepRaw, count, warp, lane, x);
     StoreF4(smem + kPrepTotals + warp * 512 + lane * 16,
             make_float4(x.G[7][0], x.G[7][1], x.G[7][2], x.G[7][3]));
@@ -204,9 +189,10 @@ __global__ void __launch_bounds__(128, 3)
     NamedBarrier(1, 128);
     PrepTiles(x, smem, base, warp, lane);
     FenceAsync();
-    NamedBarrier(1, 128);
+    __syncwarp();
     job = next_job(current + gridDim.x, chunk);
     load();
+    NamedBarrier(1, 128);
     PrepProducts(smem, base, beta, 1, warp, lane);
     FenceAsync();
     NamedBarrier(1, 128);
@@ -222,11 +208,9 @@ constexpr int kSplitStages = 5, kSplitValueStages = 4;
 struct SplitLayout {
   static constexpr uint32_t kValues = kSplitStages * kStageBytes;
   static constexpr uint32_t kOutputs = kValues + kSplitValueStages * kValueTile;
-  static constexpr uint32_t kFull = kOutputs + 2 * kValueTile;
+  static constexpr uint32_t kFull = kOutputs + kValueTile;
   static constexpr uint32_t kEmpty = kFull + 8 * kSplitStages;
-  static constexpr uint32_t kValuesFull = kEmpty + 8 * kSplitStages;
-  static constexpr uint32_t kBytes = kValuesFull + 8 * kSplitValueStages;
-  static constexpr uint32_t kDynamic = kBytes + 1024;
+  static constexpr uint32_t kDynamic = kEmpty + 8 * kSplitStages + 1024;
 };
 static_assert(SplitLayout::kDynamic <= 227 * 1024);
 
@@ -248,7 +232,6 @@ __global__ void __launch_bounds__(160, 1)
       BarrierInit(base + Layout::kFull + 8 * i, 1);
       BarrierInit(base + Layout::kEmpty + 8 * i, 4);
     }
-    for (int i = 0; i < kSplitValueStages; ++i) BarrierInit(base + Layout::kValuesFull + 8 * i, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -273,9 +256,8 @@ __global__ void __launch_bounds__(160, 1)
                         base + Layout::kFull,
                         base + Layout::kEmpty,
                         base + Layout::kValues,
-                        base + Layout::kValuesFull,
                         base + Layout::kOutputs};
-  ChainForward<kSplitStages, kSplitValueStages>(p, job, sm, 1);
+  ChainForward<kSplitStages, kSplitValueStages>(p, job, sm);
 }
 
 int64_t Slots(int64_t n_tokens, int n_sequences) { return n_tokens / kChunk + n_sequences; }

@@ -43,24 +43,21 @@ struct PrepHead {
   }
 };
 
-/// Starts the loads of a chunk's q, k and f rows; called by one whole warp. Missing rows are zeroed.
+/// Starts the loads of a warp's own eight rows of q, k and f; missing rows become zeros. One group
+/// of asynchronous copies; nobody else reads these rows, so __syncwarp is all they need.
 __device__ __forceinline__ void PrepLoad(const KdaParams& p, int64_t token, int count, int head,
-                                         uint32_t raw, uint32_t barrier, int lane) {
-  const int64_t t = token + lane;
-  const uint32_t to = raw + lane * 256;
-  if (lane >= count) {
-    for (int i = 0; i < 16; ++i) {
-      for (int m = 0; m < 3; ++m) Store128(to + m * kTile + i * 16, make_uint4(0, 0, 0, 0));
-    }
+                                         uint32_t raw, int warp, int lane) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = 8 * warp + 2 * i + lane / 16, piece = lane % 16;
+    const bool valid = row < count;
+    const int64_t t = token + (valid ? row : 0);
+    const uint32_t to = raw + row * 256 + piece * 16;
+    CopyAsync(to, p.q + t * p.q_row + head * 128 + piece * 8, valid);
+    CopyAsync(to + kTile, p.k + t * p.k_row + head * 128 + piece * 8, valid);
+    CopyAsync(to + 2 * kTile, p.f + t * p.f_row + head * 128 + piece * 8, valid);
   }
-  __syncwarp();
-  if (lane == 0) BarrierArriveExpect(barrier, count * 768);
-  __syncwarp();
-  if (lane < count) {
-    BulkLoad(to, p.q + t * p.q_row + head * 128, 256, barrier);
-    BulkLoad(to + kTile, p.k + t * p.k_row + head * 128, 256, barrier);
-    BulkLoad(to + 2 * kTile, p.f + t * p.f_row + head * 128, 256, barrier);
-  }
+  CopyCommit();
 }
 
 __device__ __forceinline__ float PrepBeta(const KdaParams& p, int64_t token, int count, int head,

@@ -1,10 +1,9 @@
 // KDA token by token with the state in registers: decode, and any length when no chunk form fits.
 #include "k3/kernels/cuda/kda_recurrent.cuh"
+#include <cstdlib>
 
 namespace k3::cuda {
 namespace {
-
-constexpr int kWarps = 8;
 
 /// One lane's share of a token's inputs, loaded one token ahead.
 template <int kD>
@@ -31,8 +30,8 @@ struct TokenInputs {
 /// A block owns kD / kSplit value columns of one head of one sequence. A thread owns four columns
 /// of kRows key rows; a warp covers kLaneRows rows at once. Warps meet once a token, to add their
 /// parts of S'^T k and S'^T q: o = S'^T q + u (k . q) needs no second pass over the state.
-template <int kD, int kSplit>
-__global__ void __launch_bounds__(kWarps * 32, 2) RecurrentKernel(const KdaParams p) {
+template <int kD, int kSplit, int kWarps, int kBlocks>
+__global__ void __launch_bounds__(kWarps * 32, kBlocks) RecurrentKernel(const KdaParams p) {
   constexpr int kColumns = kD / kSplit, kLaneColumns = kColumns / 4;
   constexpr int kLaneRows = 32 / kLaneColumns, kRows = kD / (kWarps * kLaneRows);
   constexpr int kPer = kD / 32, kWarpRows = kD / kWarps;
@@ -153,19 +152,25 @@ __global__ void __launch_bounds__(kWarps * 32, 2) RecurrentKernel(const KdaParam
 }  // namespace
 
 cudaError_t LaunchKdaRecurrent(const KdaParams& p, int head_dim, cudaStream_t stream) {
-  const int pairs = p.n_sequences * p.n_heads, threads = kWarps * 32;
+  const int pairs = p.n_sequences * p.n_heads;
   if (pairs == 0) return cudaSuccess;
-  const bool split = pairs < 512;  // too few blocks to fill the device with whole heads
+  const bool few = pairs < 512;  // not enough blocks to fill the device with half heads
+  static int mode = getenv("K3_MODE") ? atoi(getenv("K3_MODE")) : 0;
   if (head_dim == 128) {
-    if (split) {
-      RecurrentKernel<128, 4><<<pairs * 4, threads, 0, stream>>>(p);
+    switch (mode) {
+      case 0:
+    if (few) {
+      RecurrentKernel<128, 4, 4, 4><<<pairs * 4, 128, 0, stream>>>(p);
     } else {
-      RecurrentKernel<128, 1><<<pairs, threads, 0, stream>>>(p);
+      RecurrentKernel<128, 2, 4, 4><<<pairs * 2, 128, 0, stream>>>(p);
+    } break;
+      case 1: RecurrentKernel<128, 4, 4, 6><<<pairs * 4, 128, 0, stream>>>(p); break;
+      case 2: RecurrentKernel<128, 1, 8, 2><<<pairs, 256, 0, stream>>>(p); break;
+      case 3: RecurrentKernel<128, 8, 4, 8><<<pairs*8, 128, 0, stream>>>(p); break;
+      case 4: RecurrentKernel<128, 4, 2, 8><<<pairs*4, 64, 0, stream>>>(p); break;
     }
-  } else if (split) {
-    RecurrentKernel<64, 2><<<pairs * 2, threads, 0, stream>>>(p);
   } else {
-    RecurrentKernel<64, 1><<<pairs, threads, 0, stream>>>(p);
+    RecurrentKernel<64, 2, 4, 4><<<pairs * 2, 128, 0, stream>>>(p);
   }
   return cudaGetLastError();
 }
