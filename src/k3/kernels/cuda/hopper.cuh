@@ -143,6 +143,14 @@ __device__ __forceinline__ void BulkWait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+/// A 16-byte global store without a branch: no wgmma in flight may see divergence.
+__device__ __forceinline__ void StoreIf(void* to, uint4 x, bool valid) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.u32 [%0], {%1, %2, %3, %4};}" ::"l"(to),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(static_cast<int>(valid))
+      : "memory");
+}
+
 // Asynchronous copies by threads ------------------------------------------------------------------
 
 /// 16 bytes; zeros are written, and nothing is read, unless `valid`.
@@ -208,15 +216,16 @@ __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], u
 // wgmma ------------------------------------------------------------------------------------------
 
 /// Descriptor of a shared-memory operand whose rows span `kRowBytes` (128 or 64) and carry the
-/// swizzle of that width. `stride`: bytes between groups of eight rows; `leading`: bytes between
-/// row spans of an operand stored along M or N (unused when it is stored along K).
-template <int kRowBytes>
-__device__ __forceinline__ uint64_t Descriptor(uint32_t address, uint32_t stride,
-                                               uint32_t leading = 16) {
-  constexpr uint64_t kMode = kRowBytes == 128 ? 1 : 2;
-  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) |
-         (static_cast<uint64_t>(leading >> 4) << 16) | (static_cast<uint64_t>(stride >> 4) << 32) |
-         (kMode << 62);
+/// swizzle of that width. kStride: bytes between groups of eight rows; kLeading: bytes between row
+/// spans of an operand stored along M or N (unused when it is stored along K). `address16` is the
+/// address / 16: it is computed once, and tile offsets are added to it, because this arithmetic is
+/// serial and lies between the products.
+template <int kRowBytes, uint32_t kStride, uint32_t kLeading = 16>
+__device__ __forceinline__ uint64_t Descriptor(uint32_t address16) {
+  constexpr uint32_t kHigh = kStride >> 4 | (kRowBytes == 128 ? 1u : 2u) << 30;
+  uint64_t r;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(r) : "r"(address16 | (kLeading >> 4) << 16), "r"(kHigh));
+  return r;
 }
 __device__ __forceinline__ void WgmmaFence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

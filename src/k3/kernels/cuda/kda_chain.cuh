@@ -30,20 +30,18 @@ struct ChainJob {
 /// Starts the load of a warp's columns of chunk n's values: one group of copies, empty past the end.
 __device__ __forceinline__ void ChainLoadValues(const KdaParams& p, const ChainJob& job, int n,
                                                 uint32_t tile, int warp, int lane) {
-  if (n < job.chunks) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = lane / 2 + 16 * i, piece = 2 * warp + lane % 2;
-      const bool valid = n * kChunk + row < job.rows.count;
-      const int64_t t = job.rows.begin + (valid ? n * kChunk + row : 0);
-      CopyAsync(tile + row * kValueRow + piece * 16,
-                p.v + t * p.v_row + job.head * 128 + job.column + piece * 8, valid);
-    }
+  for (int i = 0; i < 2; ++i) {
+    const int row = lane / 2 + 16 * i, piece = 2 * warp + lane % 2;
+    const bool valid = n * kChunk + row < job.rows.count;
+    const int64_t t = job.rows.begin + (valid ? n * kChunk + row : 0);
+    CopyAsync(tile + row * kValueRow + piece * 16,
+              p.v + t * p.v_row + job.head * 128 + job.column + piece * 8, valid);
   }
   CopyCommit();
 }
 
-/// Stores a warp's columns of chunk n's outputs.
+/// Stores a warp's columns of chunk n's outputs; nothing for n = -1.
 __device__ __forceinline__ void ChainStoreOutputs(const KdaParams& p, const ChainJob& job, int n,
                                                   uint32_t tile, int warp, int lane) {
 #pragma unroll
@@ -51,9 +49,8 @@ __device__ __forceinline__ void ChainStoreOutputs(const KdaParams& p, const Chai
     const int row = lane / 2 + 16 * i, piece = 2 * warp + lane % 2;
     const uint4 x = Load128(tile + row * kValueRow + piece * 16);
     const int64_t t = job.rows.begin + n * kChunk + row;
-    if (n * kChunk + row < job.rows.count) {
-      *reinterpret_cast<uint4*>(p.o + t * p.o_row + job.head * 128 + job.column + piece * 8) = x;
-    }
+    StoreIf(p.o + t * p.o_row + job.head * 128 + job.column + piece * 8, x,
+            n >= 0 && n * kChunk + row < job.rows.count);
   }
 }
 
@@ -93,27 +90,33 @@ __device__ __forceinline__ uint32_t ValueOffset(int warp, int lane) {
   return ((lane % 8) + (lane / 16) * 8) * kValueRow + (16 * warp + ((lane / 8) % 2) * 8) * 2;
 }
 
-/// One chunk. On return S holds the new state and the output tile is in shared memory.
+/// One chunk. On return S holds the new state and the output tile is in shared memory. `between`
+/// runs while the first products are under way: there is time for loads and stores, not for
+/// branches, which would make the compiler wait for every product by itself.
+template <class Between>
 __device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint32_t empty,
-                                          uint32_t output, int lane, float (&S)[64]) {
+                                          uint32_t output, int lane, float (&S)[64],
+                                          Between&& between) {
   uint32_t state[32], v[8];
   LoadMatrix4Transposed(v, values);
   LoadMatrix4Transposed(v + 4, values + 16 * kValueRow);
   PackOperand(S, state);
   float x[16], o[16];
+  const uint32_t record16 = record >> 4;
   WgmmaFence();
 #pragma unroll
   for (int s = 0; s < 8; ++s) {
-    const uint32_t at = record + kRecordKd + (s / 4) * 4096 + (s % 4) * 32;
-    WgmmaRs<0>(x, state + 4 * s, Descriptor<128>(at, 1024), s > 0);
+    const uint32_t at = record16 + (kRecordKd + (s / 4) * 4096 + (s % 4) * 32) / 16;
+    WgmmaRs<0>(x, state + 4 * s, Descriptor<128, 1024>(at), s > 0);
   }
   WgmmaCommit();
 #pragma unroll
   for (int s = 0; s < 8; ++s) {
-    const uint32_t at = record + kRecordQd + (s / 4) * 4096 + (s % 4) * 32;
-    WgmmaRs<0>(o, state + 4 * s, Descriptor<128>(at, 1024), s > 0);
+    const uint32_t at = record16 + (kRecordQd + (s / 4) * 4096 + (s % 4) * 32) / 16;
+    WgmmaRs<0>(o, state + 4 * s, Descriptor<128, 1024>(at), s > 0);
   }
   WgmmaCommit();
+  between();
   WgmmaWait<1>();
   uint32_t y[8];
 #pragma unroll
@@ -125,8 +128,8 @@ __device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint
   }
   WgmmaFence();
 #pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    WgmmaRs<0>(x, y + 4 * s, Descriptor<64>(record + kRecordM + s * 32, 512), s > 0);
+  for (int s = 0; s < 2; ++s) {  // M is stored transposed, along the rows of the product
+    WgmmaRs<1>(x, y + 4 * s, Descriptor<64, 512>(record16 + (kRecordM + s * 1024) / 16), s > 0);
   }
   WgmmaCommit();
   WgmmaWait<0>();
@@ -135,12 +138,12 @@ __device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint
   WgmmaFence();
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
-    WgmmaRs<0>(o, u + 4 * s, Descriptor<64>(record + kRecordA + s * 32, 512), 1);
+    WgmmaRs<0>(o, u + 4 * s, Descriptor<64, 512>(record16 + (kRecordA + s * 32) / 16), 1);
   }
   WgmmaCommit();
 #pragma unroll
   for (int s = 0; s < 2; ++s) {  // stored along the keys: N; two spans of 64 keys
-    WgmmaRs<1>(S, u + 4 * s, Descriptor<128>(record + kRecordKr + s * 2048, 1024, 4096), 1);
+    WgmmaRs<1>(S, u + 4 * s, Descriptor<128, 1024, 4096>(record16 + (kRecordKr + s * 2048) / 16), 1);
   }
   WgmmaCommit();
   WgmmaWait<1>();
@@ -156,32 +159,35 @@ __device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint
   if (lane == 0) BarrierArrive(empty);
 }
 
-/// The whole chain of one job.
+/// The whole chain of one job. `kValueStages` tiles of values rotate: one is read, the others load.
 template <int kStages, int kValueStages>
 __device__ __forceinline__ void ChainForward(const KdaParams& p, const ChainJob& job,
                                              const ChainSmem& sm) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const uint32_t fragment = ValueOffset(warp, lane);
   float S[64];
-  for (int n = 0; n < kValueStages; ++n) {
+  for (int n = 0; n < kValueStages - 1; ++n) {
     ChainLoadValues(p, job, n, sm.values + n * kValueTile, warp, lane);
   }
   ChainLoadState(p.s_in, job, warp, lane, S);
   int stage = 0, slot = 0;
   uint32_t parity = 0;
   for (int n = 0; n < job.chunks; ++n) {
-    const uint32_t values = sm.values + slot * kValueTile;
-    CopyWait<kValueStages - 1>();
+    const uint32_t before = sm.values + (slot ? slot - 1 : kValueStages - 1) * kValueTile;
+    CopyWait<kValueStages - 2>();
     BarrierWait(sm.full + 8 * stage, parity);
     __syncwarp();
-    ChainStep(sm.records + stage * kStageBytes, values + fragment, sm.empty + 8 * stage,
-              sm.output + fragment, lane, S);
-    __syncwarp();
-    ChainStoreOutputs(p, job, n, sm.output, warp, lane);
-    ChainLoadValues(p, job, n + kValueStages, values, warp, lane);
+    ChainStep(sm.records + stage * kStageBytes, sm.values + slot * kValueTile + fragment,
+              sm.empty + 8 * stage, sm.output + fragment, lane, S, [&] {
+                ChainStoreOutputs(p, job, n - 1, sm.output, warp, lane);
+                ChainLoadValues(p, job, n + kValueStages - 1, before, warp, lane);
+                __syncwarp();
+              });
     if (++stage == kStages) stage = 0, parity ^= 1;
     if (++slot == kValueStages) slot = 0;
   }
+  __syncwarp();
+  ChainStoreOutputs(p, job, job.chunks - 1, sm.output, warp, lane);
   if (p.s_out) ChainStoreState(p.s_out, job, warp, lane, S);
 }
 

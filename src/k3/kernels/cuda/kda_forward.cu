@@ -54,12 +54,13 @@ __device__ __forceinline__ void FusedPrep(const KdaParams& p, const Rows& rows, 
   int stage = group % kFusedStages;
   uint32_t parity = 0;
   auto count_of = [&](int n) { return min(kChunk, rows.count - n * kChunk); };
+  float logit = 0.f;
   if (group < chunks) {
+    logit = PrepBetaLogit(p, rows.begin + group * kChunk, count_of(group), head, lane);
     PrepLoad(p, rows.begin + group * kChunk, count_of(group), head, smem + kPrepRaw, warp, lane);
   }
   for (int n = group; n < chunks; n += 2) {
-    const float beta =
-        warp < 2 ? PrepBeta(p, rows.begin + n * kChunk, count_of(n), head, lane) : 0.f;
+    const float beta = Sigmoid(logit);
     PrepTokens x;
     CopyWait<0>();
     __syncwarp();
@@ -73,6 +74,7 @@ __device__ __forceinline__ void FusedPrep(const KdaParams& p, const Rows& rows, 
     FenceAsync();
     __syncwarp();
     if (n + 2 < chunks) {
+      logit = PrepBetaLogit(p, rows.begin + (n + 2) * kChunk, count_of(n + 2), head, lane);
       PrepLoad(p, rows.begin + (n + 2) * kChunk, count_of(n + 2), head, smem + kPrepRaw, warp, lane);
     }
     NamedBarrier(barrier, 128);
@@ -105,10 +107,10 @@ __global__ void __launch_bounds__(512, 1) FusedKernel(const __grid_constant__ Kd
 
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);  // uniform
   if (group >= 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
     FusedPrep(p, rows, chunks, head, base, group - 2);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 168;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
     const ChainJob job = {rows, chunks, head, 64 * group,
                           (static_cast<int64_t>(sequence) * p.n_heads + head) * 128 * 128};
     const ChainSmem sm = {base,
@@ -167,8 +169,10 @@ __global__ void __launch_bounds__(128, 3)
   };
   SlotJob chunk = {0, 0};
   int64_t job = next_job(blockIdx.x, chunk);
+  float logit = 0.f;
   auto load = [&] {
     if (job < jobs) {
+      logit = PrepBetaLogit(p, chunk.token, chunk.count, static_cast<int>(job % p.n_heads), lane);
       PrepLoad(p, chunk.token, chunk.count, static_cast<int>(job % p.n_heads), smem + kPrepRaw, warp,
                lane);
     }
@@ -178,7 +182,7 @@ __global__ void __launch_bounds__(128, 3)
     const int64_t current = job;
     const int head = static_cast<int>(current % p.n_heads), count = chunk.count;
     const PrepHead h(p, head, lane);
-    const float beta = warp < 2 ? PrepBeta(p, chunk.token, count, head, lane) : 0.f;
+    const float beta = Sigmoid(logit);
     PrepTokens x;
     CopyWait<0>();
     __syncwarp();

@@ -15,8 +15,8 @@
 
 namespace k3::cuda {
 
-// A record: tiles [32 tokens][64 channels] twice, rows of 128 bytes with the 128-byte swizzle; M and
-// A [32][32], rows of 64 bytes with the 64-byte swizzle; decay [128] f32.
+// A record: tiles [32 tokens][64 channels] twice, rows of 128 bytes with the 128-byte swizzle; M
+// transposed and A [32][32], rows of 64 bytes with the 64-byte swizzle; decay [128] f32.
 constexpr uint32_t kTile = kChunk * 256;
 constexpr uint32_t kRecordKd = 0, kRecordQd = kTile, kRecordKr = 2 * kTile;
 constexpr uint32_t kRecordM = 3 * kTile, kRecordA = kRecordM + 2048, kRecordDecay = kRecordA + 2048;
@@ -27,7 +27,8 @@ constexpr uint32_t kStageBytes = (kRecordBytes + 1023) / 1024 * 1024;
 constexpr uint32_t kPrepRaw = 0;  // q, k, f as loaded, rows of 256 bytes
 constexpr uint32_t kPrepKcQc = 3 * kTile, kPrepKi = 5 * kTile, kPrepTotals = 6 * kTile;
 constexpr uint32_t kPrepBytes = kPrepTotals + 2048;
-constexpr uint32_t kSolveL = kPrepKcQc, kSolveL21 = kSolveL + 2560, kSolveX = kSolveL21 + 768;
+constexpr uint32_t kSolveBlock = 1296;  // [16][20] f32 and 16 bytes against bank conflicts
+constexpr uint32_t kSolveL = kPrepKcQc, kSolveL21 = kSolveL + 2 * kSolveBlock, kSolveX = kSolveL21 + 768;
 
 /// Gate constants of one lane's four channels of one head.
 struct PrepHead {
@@ -60,9 +61,10 @@ __device__ __forceinline__ void PrepLoad(const KdaParams& p, int64_t token, int 
   CopyCommit();
 }
 
-__device__ __forceinline__ float PrepBeta(const KdaParams& p, int64_t token, int count, int head,
-                                          int lane) {
-  return lane < count ? Sigmoid(__bfloat162float(p.beta[(token + lane) * p.beta_row + head])) : 0.f;
+/// The logit of token `lane`; loaded a chunk ahead and turned into beta when it is needed.
+__device__ __forceinline__ float PrepBetaLogit(const KdaParams& p, int64_t token, int count,
+                                               int head, int lane) {
+  return lane < count ? __bfloat162float(p.beta[(token + lane) * p.beta_row + head]) : -INFINITY;
 }
 
 /// Adds up 16 values over the warp: the sum of values[v] ends in lanes 2v and 2v + 1.
@@ -141,34 +143,50 @@ __device__ __forceinline__ void PrepTiles(const PrepTokens& x, uint32_t smem, ui
     }
   }
   const uint32_t raw = smem + kPrepRaw + 8 * warp * 256 + lane * 8;
-  const uint32_t half = lane / 16, column = ((lane % 16) / 2) << 4, rest = (lane & 1) * 8;
+  const uint32_t half = lane / 16, column = ((lane % 16) / 2) << 4;
+  const uint32_t rest = 8 * warp * 128 + (lane & 1) * 8;
+  const uint32_t tiles = smem + kPrepKcQc + half * 8192 + rest;
+  const uint32_t inverse = smem + kPrepKi + half * 4096 + rest, record = stage + half * 4096 + rest;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float q_norm = __shfl_sync(~0u, x.norm, 2 * i),
-                k_norm = __shfl_sync(~0u, x.norm, 16 + 2 * i);
-    const uint2 qr = Load64(raw + i * 256), kr = Load64(raw + i * 256 + kTile);
-    const float q[4] = {Low(qr.x), High(qr.x), Low(qr.y), High(qr.y)};
-    const float k[4] = {Low(kr.x), High(kr.x), Low(kr.y), High(kr.y)};
-    float kc[4], qc[4], ki[4];
+  for (int pair = 0; pair < 8; pair += 2) {  // two tokens at once: independent work for each other
+    uint2 qr[2], kr[2];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float e = x.G[i][j] + shift[j], up = Exp2(e), down = Exp2(-e), kn = k[j] * k_norm;
-      kc[j] = kn * up;
-      qc[j] = q[j] * q_norm * up;
-      ki[j] = kn * down;
+    for (int n = 0; n < 2; ++n) {
+      qr[n] = Load64(raw + (pair + n) * 256);
+      kr[n] = Load64(raw + (pair + n) * 256 + kTile);
     }
-    const uint32_t in_row = (column ^ (i << 4)) + rest, row = (8 * warp + i) * 128;
-    const uint32_t kc0 = PackBf16(kc[0], kc[1]), kc1 = PackBf16(kc[2], kc[3]);
-    const uint32_t qc0 = PackBf16(qc[0], qc[1]), qc1 = PackBf16(qc[2], qc[3]);
-    const uint32_t kcqc = smem + kPrepKcQc + half * 8192 + row + in_row;
-    Store64(kcqc, kc0, kc1);
-    Store64(kcqc + 4096, qc0, qc1);
-    const uint32_t at = half * 4096 + row + in_row;
-    Store64(smem + kPrepKi + at, PackBf16(ki[0], ki[1]), PackBf16(ki[2], ki[3]));
-    Store64(stage + kRecordKd + at, MulBf16x2(kc0, lift[0]), MulBf16x2(kc1, lift[1]));
-    Store64(stage + kRecordQd + at, MulBf16x2(qc0, lift[0]), MulBf16x2(qc1, lift[1]));
-    Store64(stage + kRecordKr + at, PackBf16(ki[0] * end[0], ki[1] * end[1]),
-            PackBf16(ki[2] * end[2], ki[3] * end[3]));
+    uint32_t kc[2][2], qc[2][2], ki[2][2], out[2][2];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int i = pair + n;
+      const float q_norm = __shfl_sync(~0u, x.norm, 2 * i);
+      const float k_norm = __shfl_sync(~0u, x.norm, 16 + 2 * i);
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        const uint32_t qp = j ? qr[n].y : qr[n].x, kp = j ? kr[n].y : kr[n].x;
+        const float e0 = x.G[i][j] + shift[j], e1 = x.G[i][j + 1] + shift[j + 1];
+        const float up0 = Exp2(e0), up1 = Exp2(e1), down0 = Exp2(-e0), down1 = Exp2(-e1);
+        const float k0 = Low(kp) * k_norm, k1 = High(kp) * k_norm;
+        const float i0 = k0 * down0, i1 = k1 * down1;
+        kc[n][j / 2] = PackBf16(k0 * up0, k1 * up1);
+        qc[n][j / 2] = PackBf16(Low(qp) * q_norm * up0, High(qp) * q_norm * up1);
+        ki[n][j / 2] = PackBf16(i0, i1);
+        out[n][j / 2] = PackBf16(i0 * end[j], i1 * end[j + 1]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int i = pair + n;
+      const uint32_t in_row = (column ^ (i << 4)) + i * 128;
+      Store64(tiles + in_row, kc[n][0], kc[n][1]);
+      Store64(tiles + in_row + 4096, qc[n][0], qc[n][1]);
+      Store64(inverse + in_row, ki[n][0], ki[n][1]);
+      Store64(record + in_row + kRecordKd, MulBf16x2(kc[n][0], lift[0]),
+              MulBf16x2(kc[n][1], lift[1]));
+      Store64(record + in_row + kRecordQd, MulBf16x2(qc[n][0], lift[0]),
+              MulBf16x2(qc[n][1], lift[1]));
+      Store64(record + in_row + kRecordKr, out[n][0], out[n][1]);
+    }
   }
 }
 
@@ -178,10 +196,11 @@ __device__ __forceinline__ uint32_t SmallOffset(uint32_t row, uint32_t column) {
 }
 
 /// X = (I + L)^-1 of both diagonal 16x16 blocks by substitution in fp32: lane c of a half warp owns
-/// column c. Writes X diag(beta) into M and X in fp16 for the block below the diagonal.
+/// column c. Writes the columns of X diag(beta) as rows of M, which is stored transposed, and of X in
+/// fp16 for the block below the diagonal.
 __device__ __forceinline__ void PrepSolve(uint32_t smem, uint32_t stage, float beta, int lane) {
   const uint32_t block = lane / 16, c = lane % 16;
-  const uint32_t L = smem + kSolveL + block * 1280, X = smem + kSolveX + block * 768;
+  const uint32_t L = smem + kSolveL + block * kSolveBlock;
   float x[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
@@ -196,37 +215,42 @@ __device__ __forceinline__ void PrepSolve(uint32_t smem, uint32_t stage, float b
     }
     x[i] = sum + other;
   }
+  const uint32_t row = block * 16 + c, X = smem + kSolveX + block * 768 + c * 48;
 #pragma unroll
-  for (uint32_t i = 0; i < 16; ++i) {
-    Store16(stage + kRecordM + SmallOffset(block * 16 + i, block * 16 + c),
-            __bfloat16_as_ushort(__float2bfloat16(x[i] * beta)));
-    Store16(X + i * 48 + c * 2, __half_as_ushort(__float2half(x[i])));
+  for (int i = 0; i < 16; i += 8) {
+    Store128(X + i * 2, make_uint4(PackHalf(x[i], x[i + 1]), PackHalf(x[i + 2], x[i + 3]),
+                                   PackHalf(x[i + 4], x[i + 5]), PackHalf(x[i + 6], x[i + 7])));
+    Store128(stage + kRecordM + SmallOffset(row, block * 16 + i),
+             make_uint4(PackBf16(x[i] * beta, x[i + 1] * beta),
+                        PackBf16(x[i + 2] * beta, x[i + 3] * beta),
+                        PackBf16(x[i + 4] * beta, x[i + 5] * beta),
+                        PackBf16(x[i + 6] * beta, x[i + 7] * beta)));
   }
 }
 
-/// X21 = -(X22 L21) X11, scaled by beta, into the lower left block of M.
+/// X21 = -(X22 L21) X11, scaled by beta, into the block of M below the diagonal.
 __device__ __forceinline__ void PrepSolveBelow(uint32_t smem, uint32_t stage, float beta,
                                                int lane) {
-  const uint32_t at = (lane % 16) * 48 + (lane / 16) * 16;
+  const uint32_t by_rows = (lane % 16) * 48 + (lane / 16) * 16;
+  const uint32_t by_columns = ((lane % 8) + (lane / 16) * 8) * 48 + ((lane / 8) % 2) * 16;
   uint32_t a[4], b[4];
   float p0[4] = {0, 0, 0, 0}, p1[4] = {0, 0, 0, 0}, d0[4] = {0, 0, 0, 0}, d1[4] = {0, 0, 0, 0};
-  LoadMatrix4(a, smem + kSolveX + 768 + at);
-  LoadMatrix4Transposed(b, smem + kSolveL21 + at);
+  LoadMatrix4Transposed(a, smem + kSolveX + 768 + by_columns);
+  LoadMatrix4Transposed(b, smem + kSolveL21 + by_rows);
   MmaHalf(p0, a, b[0], b[1]);
   MmaHalf(p1, a, b[2], b[3]);
   a[0] = PackHalf(p0[0], p0[1]), a[1] = PackHalf(p0[2], p0[3]);
   a[2] = PackHalf(p1[0], p1[1]), a[3] = PackHalf(p1[2], p1[3]);
-  LoadMatrix4Transposed(b, smem + kSolveX + at);
+  LoadMatrix4(b, smem + kSolveX + by_columns);
   MmaHalf(d0, a, b[0], b[1]);
   MmaHalf(d1, a, b[2], b[3]);
-  const uint32_t row = 16 + lane / 4, column = 2 * (lane % 4);
+  const uint32_t column = 2 * (lane % 4);
   const float b0 = -__shfl_sync(~0u, beta, column), b1 = -__shfl_sync(~0u, beta, column + 1);
   const float b2 = -__shfl_sync(~0u, beta, column + 8), b3 = -__shfl_sync(~0u, beta, column + 9);
-  const uint32_t M = stage + kRecordM;
-  Store32(M + SmallOffset(row, column), PackBf16(d0[0] * b0, d0[1] * b1));
-  Store32(M + SmallOffset(row + 8, column), PackBf16(d0[2] * b0, d0[3] * b1));
-  Store32(M + SmallOffset(row, column + 8), PackBf16(d1[0] * b2, d1[1] * b3));
-  Store32(M + SmallOffset(row + 8, column + 8), PackBf16(d1[2] * b2, d1[3] * b3));
+  const uint32_t matrix = lane / 8, row = lane % 8 + 8 * (matrix / 2);
+  StoreMatrix4Transposed(stage + kRecordM + SmallOffset(row, 16 + 8 * (matrix % 2)),
+                         PackBf16(d0[0] * b0, d0[1] * b1), PackBf16(d0[2] * b0, d0[3] * b1),
+                         PackBf16(d1[0] * b2, d1[1] * b3), PackBf16(d1[2] * b2, d1[3] * b3));
 }
 
 /// L and A by wgmma over [Kc; Qc] (64 rows) and Ki, then M. Accumulator rows of warps 0 and 1 are L,
@@ -237,8 +261,9 @@ __device__ __forceinline__ void PrepProducts(uint32_t smem, uint32_t stage, floa
   WgmmaFence();
 #pragma unroll
   for (int s = 0; s < 8; ++s) {
-    WgmmaSs<0>(acc, Descriptor<128>(smem + kPrepKcQc + (s / 4) * 8192 + (s % 4) * 32, 1024),
-               Descriptor<128>(smem + kPrepKi + (s / 4) * 4096 + (s % 4) * 32, 1024), s > 0);
+    const uint32_t a = (smem >> 4) + (kPrepKcQc + (s / 4) * 8192 + (s % 4) * 32) / 16;
+    const uint32_t b = (smem >> 4) + (kPrepKi + (s / 4) * 4096 + (s % 4) * 32) / 16;
+    WgmmaSs<0>(acc, Descriptor<128, 1024>(a), Descriptor<128, 1024>(b), s > 0);
   }
   WgmmaCommit();
   WgmmaWait<0>();
@@ -266,7 +291,7 @@ __device__ __forceinline__ void PrepProducts(uint32_t smem, uint32_t stage, floa
       const uint32_t c = 8 * j + column;
       const float d0 = warp ? acc[8 + 4 * j + 2 * r] : acc[4 * j + 2 * r];
       const float d1 = warp ? acc[8 + 4 * j + 2 * r + 1] : acc[4 * j + 2 * r + 1];
-      Store64(smem + kSolveL + warp * 1280 + row * 80 + c * 4,
+      Store64(smem + kSolveL + warp * kSolveBlock + row * 80 + c * 4,
               __float_as_uint(c < row ? b * d0 : 0.f), __float_as_uint(c + 1 < row ? b * d1 : 0.f));
       if (warp) {
         Store32(smem + kSolveL21 + row * 48 + c * 2,
@@ -280,7 +305,7 @@ __device__ __forceinline__ void PrepProducts(uint32_t smem, uint32_t stage, floa
   if (warp == 1) PrepSolveBelow(smem, stage, beta, lane);
 }
 
-/// The block of M above the diagonal is zero in every record: written once for each stage.
+/// The block of M above the diagonal (below it as stored) is zero in every record: written once for each stage.
 __device__ __forceinline__ void PrepClearM(uint32_t stage, int thread) {
   if (thread < 128) Store128(stage + kRecordM + thread * 16, make_uint4(0, 0, 0, 0));
 }

@@ -164,9 +164,9 @@ cudaError_t LaunchKdaRecurrent(const KdaParams& p, int head_dim, cudaStream_t st
     } else {
       RecurrentKernel<128, 2, 4, 4><<<pairs * 2, 128, 0, stream>>>(p);
     } break;
-      case 1: RecurrentKernel<128, 4, 4, 6><<<pairs * 4, 128, 0, stream>>>(p); break;
+      case 1: RecurrentKernel<128, 2, 8, 4><<<pairs * 2, 256, 0, stream>>>(p); break;
       case 2: RecurrentKernel<128, 1, 8, 2><<<pairs, 256, 0, stream>>>(p); break;
-      case 3: RecurrentKernel<128, 8, 4, 8><<<pairs*8, 128, 0, stream>>>(p); break;
+      case 3: RecurrentKernel<128, 1, 16, 2><<<pairs, 512, 0, stream>>>(p); break;
       case 4: RecurrentKernel<128, 4, 2, 8><<<pairs*4, 64, 0, stream>>>(p); break;
     }
   } else {
