@@ -41,6 +41,12 @@ __device__ __forceinline__ float Reciprocal(float x) {
   return r;
 }
 
+__device__ __forceinline__ float ReciprocalRoot(float x) {
+  float r;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
 __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
@@ -193,6 +199,41 @@ __device__ __forceinline__ void StoreMatrix4Transposed(uint32_t address, uint32_
                    address),
                "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
+}
+__device__ __forceinline__ uint32_t LoadMatrix1(uint32_t address) {
+  uint32_t r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+               : "=r"(r)
+               : "r"(address)
+               : "memory");
+  return r;
+}
+__device__ __forceinline__ uint32_t LoadMatrix1Transposed(uint32_t address) {
+  uint32_t r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+               : "=r"(r)
+               : "r"(address)
+               : "memory");
+  return r;
+}
+__device__ __forceinline__ void StoreMatrix1Transposed(uint32_t address, uint32_t a) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(a)
+               : "memory");
+}
+__device__ __forceinline__ uint32_t TransposeMatrix(uint32_t a) {
+  uint32_t r;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(a));
+  return r;
+}
+/// d = a b, 8x8 each in fp16 (the lower half of a 16x8 product is left empty).
+__device__ __forceinline__ float2 MmaHalf8(uint32_t a, uint32_t b) {
+  float d[4];
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%7, %7, %7, %7};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a), "r"(0), "r"(b), "f"(0.f));
+  return make_float2(d[0], d[1]);
 }
 /// d += a b, a 16x16 and b 16x8 in fp16.
 __device__ __forceinline__ void MmaHalf(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,

@@ -27,31 +27,37 @@ struct ChainJob {
   int64_t state;             // offset of the state [128][128] in s_in, s_out
 };
 
-/// Starts the load of a warp's columns of chunk n's values: one group of copies, empty past the end.
-__device__ __forceinline__ void ChainLoadValues(const KdaParams& p, const ChainJob& job, int n,
-                                                uint32_t tile, int warp, int lane) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = lane / 2 + 16 * i, piece = 2 * warp + lane % 2;
-    const bool valid = n * kChunk + row < job.rows.count;
-    const int64_t t = job.rows.begin + (valid ? n * kChunk + row : 0);
-    CopyAsync(tile + row * kValueRow + piece * 16,
-              p.v + t * p.v_row + job.head * 128 + job.column + piece * 8, valid);
-  }
-  CopyCommit();
+/// Where a lane's 16-byte piece of two rows of a chunk, 16 apart, lies; moves on chunk by chunk.
+struct ValuePointer {
+  const bf16* at;
+  int64_t row;  // elements
+
+  __device__ __forceinline__ ValuePointer(const bf16* base, int64_t row_stride, const ChainJob& job,
+                                          int warp, int lane)
+      : at(base + (job.rows.begin + lane / 2) * row_stride + job.head * 128 + job.column +
+           16 * warp + 8 * (lane % 2)),
+        row(row_stride) {}
+  __device__ __forceinline__ void Next() { at += kChunk * row; }
+};
+__device__ __forceinline__ uint32_t ValuePiece(int warp, int lane) {
+  return lane / 2 * kValueRow + 32 * warp + 16 * (lane % 2);
 }
 
-/// Stores a warp's columns of chunk n's outputs; nothing for n = -1.
-__device__ __forceinline__ void ChainStoreOutputs(const KdaParams& p, const ChainJob& job, int n,
-                                                  uint32_t tile, int warp, int lane) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = lane / 2 + 16 * i, piece = 2 * warp + lane % 2;
-    const uint4 x = Load128(tile + row * kValueRow + piece * 16);
-    const int64_t t = job.rows.begin + n * kChunk + row;
-    StoreIf(p.o + t * p.o_row + job.head * 128 + job.column + piece * 8, x,
-            n >= 0 && n * kChunk + row < job.rows.count);
-  }
+/// Starts the load of a warp's columns of a chunk of which `left` rows exist: one group of copies.
+/// Missing rows become zeros; nothing is read for them.
+__device__ __forceinline__ void ChainLoadValues(ValuePointer& v, int left, uint32_t tile, int lane) {
+  CopyAsync(tile, v.at, lane / 2 < left);
+  CopyAsync(tile + 16 * kValueRow, v.at + 16 * v.row, lane / 2 + 16 < left);
+  CopyCommit();
+  v.Next();
+}
+
+/// Stores a warp's columns of a chunk's outputs.
+__device__ __forceinline__ void ChainStoreOutputs(ValuePointer& o, int left, uint32_t tile,
+                                                  int lane) {
+  bf16* to = const_cast<bf16*>(o.at);
+  StoreIf(to, Load128(tile), lane / 2 < left);
+  StoreIf(to + 16 * o.row, Load128(tile + 16 * kValueRow), lane / 2 + 16 < left);
 }
 
 /// Accumulator element (4 j + i) of a thread is value `Value(i)`, key 8 j + `Key(i)`.
@@ -98,8 +104,6 @@ __device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint
                                           uint32_t output, int lane, float (&S)[64],
                                           Between&& between) {
   uint32_t state[32], v[8];
-  LoadMatrix4Transposed(v, values);
-  LoadMatrix4Transposed(v + 4, values + 16 * kValueRow);
   PackOperand(S, state);
   float x[16], o[16];
   const uint32_t record16 = record >> 4;
@@ -117,6 +121,8 @@ __device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint
   }
   WgmmaCommit();
   between();
+  LoadMatrix4Transposed(v, values);
+  LoadMatrix4Transposed(v + 4, values + 16 * kValueRow);
   WgmmaWait<1>();
   uint32_t y[8];
 #pragma unroll
@@ -164,30 +170,34 @@ template <int kStages, int kValueStages>
 __device__ __forceinline__ void ChainForward(const KdaParams& p, const ChainJob& job,
                                              const ChainSmem& sm) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  const uint32_t fragment = ValueOffset(warp, lane);
+  const uint32_t fragment = ValueOffset(warp, lane), piece = ValuePiece(warp, lane);
+  ValuePointer v(p.v, p.v_row, job, warp, lane), o(p.o, p.o_row, job, warp, lane);
   float S[64];
+  int left = job.rows.count;
   for (int n = 0; n < kValueStages - 1; ++n) {
-    ChainLoadValues(p, job, n, sm.values + n * kValueTile, warp, lane);
+    ChainLoadValues(v, left - n * kChunk, sm.values + n * kValueTile + piece, lane);
   }
   ChainLoadState(p.s_in, job, warp, lane, S);
   int stage = 0, slot = 0;
   uint32_t parity = 0;
-  for (int n = 0; n < job.chunks; ++n) {
-    const uint32_t before = sm.values + (slot ? slot - 1 : kValueStages - 1) * kValueTile;
+  o.at -= kChunk * o.row;  // of the chunk before
+  for (int n = 0; n < job.chunks; ++n, left -= kChunk) {
+    const uint32_t before = sm.values + (slot ? slot - 1 : kValueStages - 1) * kValueTile + piece;
     CopyWait<kValueStages - 2>();
     BarrierWait(sm.full + 8 * stage, parity);
     __syncwarp();
     ChainStep(sm.records + stage * kStageBytes, sm.values + slot * kValueTile + fragment,
               sm.empty + 8 * stage, sm.output + fragment, lane, S, [&] {
-                ChainStoreOutputs(p, job, n - 1, sm.output, warp, lane);
-                ChainLoadValues(p, job, n + kValueStages - 1, before, warp, lane);
+                ChainStoreOutputs(o, n ? kChunk : 0, sm.output + piece, lane);
+                o.Next();
+                ChainLoadValues(v, left - (kValueStages - 1) * kChunk, before, lane);
                 __syncwarp();
               });
     if (++stage == kStages) stage = 0, parity ^= 1;
     if (++slot == kValueStages) slot = 0;
   }
   __syncwarp();
-  ChainStoreOutputs(p, job, job.chunks - 1, sm.output, warp, lane);
+  if (job.chunks > 0) ChainStoreOutputs(o, left + kChunk, sm.output + piece, lane);
   if (p.s_out) ChainStoreState(p.s_out, job, warp, lane, S);
 }
 

@@ -36,7 +36,7 @@ __device__ __forceinline__ Rows SequenceRows(const int* cu, int64_t n_tokens, in
   return {begin, static_cast<int>(end - begin)};
 }
 
-__device__ __forceinline__ float Sigmoid(float x) { return 1.f / (1.f + __expf(-x)); }
+__device__ __forceinline__ float Sigmoid(float x) { return Reciprocal(1.f + __expf(-x)); }
 
 /// Natural-log decay of one channel; `a` = exp(a_log).
 __device__ __forceinline__ float LogDecay(float f, float bias, float a, float lower_bound) {

@@ -54,13 +54,13 @@ __device__ __forceinline__ void FusedPrep(const KdaParams& p, const Rows& rows, 
   int stage = group % kFusedStages;
   uint32_t parity = 0;
   auto count_of = [&](int n) { return min(kChunk, rows.count - n * kChunk); };
-  float logit = 0.f;
+  uint32_t logit = 0;
   if (group < chunks) {
-    logit = PrepBetaLogit(p, rows.begin + group * kChunk, count_of(group), head, lane);
+    logit = PrepLogit(p, rows.begin + group * kChunk, count_of(group), head, lane);
     PrepLoad(p, rows.begin + group * kChunk, count_of(group), head, smem + kPrepRaw, warp, lane);
   }
   for (int n = group; n < chunks; n += 2) {
-    const float beta = Sigmoid(logit);
+    const float beta = PrepBeta(logit);
     PrepTokens x;
     CopyWait<0>();
     __syncwarp();
@@ -74,7 +74,7 @@ __device__ __forceinline__ void FusedPrep(const KdaParams& p, const Rows& rows, 
     FenceAsync();
     __syncwarp();
     if (n + 2 < chunks) {
-      logit = PrepBetaLogit(p, rows.begin + (n + 2) * kChunk, count_of(n + 2), head, lane);
+      logit = PrepLogit(p, rows.begin + (n + 2) * kChunk, count_of(n + 2), head, lane);
       PrepLoad(p, rows.begin + (n + 2) * kChunk, count_of(n + 2), head, smem + kPrepRaw, warp, lane);
     }
     NamedBarrier(barrier, 128);
@@ -107,10 +107,10 @@ __global__ void __launch_bounds__(512, 1) FusedKernel(const __grid_constant__ Kd
 
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);  // uniform
   if (group >= 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
     FusedPrep(p, rows, chunks, head, base, group - 2);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 168;");
     const ChainJob job = {rows, chunks, head, 64 * group,
                           (static_cast<int64_t>(sequence) * p.n_heads + head) * 128 * 128};
     const ChainSmem sm = {base,
@@ -169,10 +169,10 @@ __global__ void __launch_bounds__(128, 3)
   };
   SlotJob chunk = {0, 0};
   int64_t job = next_job(blockIdx.x, chunk);
-  float logit = 0.f;
+  uint32_t logit = 0;
   auto load = [&] {
     if (job < jobs) {
-      logit = PrepBetaLogit(p, chunk.token, chunk.count, static_cast<int>(job % p.n_heads), lane);
+      logit = PrepLogit(p, chunk.token, chunk.count, static_cast<int>(job % p.n_heads), lane);
       PrepLoad(p, chunk.token, chunk.count, static_cast<int>(job % p.n_heads), smem + kPrepRaw, warp,
                lane);
     }
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(128, 3)
     const int64_t current = job;
     const int head = static_cast<int>(current % p.n_heads), count = chunk.count;
     const PrepHead h(p, head, lane);
-    const float beta = Sigmoid(logit);
+    const float beta = PrepBeta(logit);
     PrepTokens x;
     CopyWait<0>();
     __syncwarp();

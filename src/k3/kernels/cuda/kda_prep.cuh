@@ -27,7 +27,7 @@ constexpr uint32_t kStageBytes = (kRecordBytes + 1023) / 1024 * 1024;
 constexpr uint32_t kPrepRaw = 0;  // q, k, f as loaded, rows of 256 bytes
 constexpr uint32_t kPrepKcQc = 3 * kTile, kPrepKi = 5 * kTile, kPrepTotals = 6 * kTile;
 constexpr uint32_t kPrepBytes = kPrepTotals + 2048;
-constexpr uint32_t kSolveBlock = 1296;  // [16][20] f32 and 16 bytes against bank conflicts
+constexpr uint32_t kSolveBlock = 768;  // two 8x8 blocks of L, rows of 48 bytes
 constexpr uint32_t kSolveL = kPrepKcQc, kSolveL21 = kSolveL + 2 * kSolveBlock, kSolveX = kSolveL21 + 768;
 
 /// Gate constants of one lane's four channels of one head.
@@ -61,11 +61,16 @@ __device__ __forceinline__ void PrepLoad(const KdaParams& p, int64_t token, int 
   CopyCommit();
 }
 
-/// The logit of token `lane`; loaded a chunk ahead and turned into beta when it is needed.
-__device__ __forceinline__ float PrepBetaLogit(const KdaParams& p, int64_t token, int count,
-                                               int head, int lane) {
-  return lane < count ? __bfloat162float(p.beta[(token + lane) * p.beta_row + head]) : -INFINITY;
+/// The bf16 logit of token `lane`, -inf past the end; loaded a chunk ahead of PrepBeta.
+__device__ __forceinline__ uint32_t PrepLogit(const KdaParams& p, int64_t token, int count, int head,
+                                              int lane) {
+  uint32_t bits = 0xFF80;
+  if (lane < count) {
+    bits = reinterpret_cast<const uint16_t*>(p.beta)[(token + lane) * p.beta_row + head];
+  }
+  return bits;
 }
+__device__ __forceinline__ float PrepBeta(uint32_t logit) { return Sigmoid(Low(logit)); }
 
 /// Adds up 16 values over the warp: the sum of values[v] ends in lanes 2v and 2v + 1.
 template <int kCount = 8>
@@ -110,7 +115,7 @@ __device__ __forceinline__ void PrepGate(const PrepHead& h, uint32_t raw, int co
       x.G[i][j] = c[j];
     }
   }
-  x.norm = rsqrtf(SumSixteen(sums, lane) + kNormEps) * (lane < 16 ? h.scale : 1.f);
+  x.norm = ReciprocalRoot(SumSixteen(sums, lane) + kNormEps) * (lane < 16 ? h.scale : 1.f);
 }
 
 /// Second pass: writes the decayed tiles. `totals` holds the four warps' summed decays.
@@ -129,12 +134,13 @@ __device__ __forceinline__ void PrepTiles(const PrepTokens& x, uint32_t smem, ui
     uint32_t power[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float middle = t[0][j] + t[1][j], ref = rintf(middle);
+      // Adding 1.5 x 2^23 rounds to a whole number and leaves it in the low bits.
+      const float middle = t[0][j] + t[1][j], magic = middle + 12582912.f, ref = magic - 12582912.f;
       all[j] = middle + t[2][j] + t[3][j];
       shift[j] = (warp > 0 ? t[0][j] : 0.f) + (warp > 1 ? t[1][j] : 0.f) +
                  (warp > 2 ? t[2][j] : 0.f) - ref;
       end[j] = Exp2(all[j] - ref);
-      power[j] = static_cast<uint32_t>(static_cast<int>(ref) + 127) << 7;  // 2^ref as bf16
+      power[j] = (__float_as_uint(magic) - 0x4B400000u + 127u) << 7;  // 2^ref as bf16
     }
     lift[0] = power[0] | power[1] << 16, lift[1] = power[2] | power[3] << 16;
     if (warp == 0) {
@@ -195,37 +201,55 @@ __device__ __forceinline__ uint32_t SmallOffset(uint32_t row, uint32_t column) {
   return row * 64 + (((column >> 3) ^ ((row >> 1) & 3)) << 4) + (column & 7) * 2;
 }
 
-/// X = (I + L)^-1 of both diagonal 16x16 blocks by substitution in fp32: lane c of a half warp owns
-/// column c. Writes the columns of X diag(beta) as rows of M, which is stored transposed, and of X in
-/// fp16 for the block below the diagonal.
-__device__ __forceinline__ void PrepSolve(uint32_t smem, uint32_t stage, float beta, int lane) {
-  const uint32_t block = lane / 16, c = lane % 16;
-  const uint32_t L = smem + kSolveL + block * kSolveBlock;
-  float x[16];
+/// X = (I + L)^-1 of one diagonal 16x16 block of L, whose rows g and g + 8 are `l` (fragments of two
+/// 8x8 column blocks, not yet masked). The two 8x8 blocks on its diagonal by substitution in fp32,
+/// one lane a column; the block below them is -X22 L21 X11. Writes X diag(beta) to M, which is stored
+/// transposed, and X in fp16, transposed too, for the block of M below the diagonal.
+__device__ __forceinline__ void PrepSolve(uint32_t smem, uint32_t stage, float beta, uint32_t block,
+                                          const float (&l)[8], int lane) {
+  const uint32_t g = lane / 4, column = 2 * (lane % 4), half = (lane / 8) % 2, c = lane % 8;
+  const uint32_t L = smem + kSolveL + block * kSolveBlock, X = smem + kSolveX + block * 768;
+  const uint32_t M = stage + kRecordM;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    float sum = static_cast<int>(c) == i ? 1.f : 0.f, other = 0.f;
+  for (uint32_t s = 0; s < 2; ++s) {
+    Store64(L + s * 384 + g * 48 + column * 4, __float_as_uint(column < g ? l[6 * s] : 0.f),
+            __float_as_uint(column + 1 < g ? l[6 * s + 1] : 0.f));
+  }
+  const uint32_t below = TransposeMatrix(PackHalf(l[2], l[3]));
+  const float mine = __shfl_sync(~0u, beta, block * 16 + half * 8 + c);
+  const float b0 = -__shfl_sync(~0u, beta, block * 16 + column);
+  const float b1 = -__shfl_sync(~0u, beta, block * 16 + column + 1);
+  __syncwarp();
+  float x[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float sum = static_cast<int>(c) == i ? 1.f : 0.f;
 #pragma unroll
     for (int j = 0; j < i; j += 4) {
-      const float4 l = LoadF4(L + i * 80 + j * 4);  // zero on and above the diagonal
-      sum -= l.x * x[j];
-      if (j + 1 < i) other -= l.y * x[j + 1];
-      if (j + 2 < i) sum -= l.z * x[j + 2];
-      if (j + 3 < i) other -= l.w * x[j + 3];
+      const float4 row = LoadF4(L + half * 384 + i * 48 + j * 4);
+      sum -= row.x * x[j];
+      if (j + 1 < i) sum -= row.y * x[j + 1];
+      if (j + 2 < i) sum -= row.z * x[j + 2];
+      if (j + 3 < i) sum -= row.w * x[j + 3];
     }
-    x[i] = sum + other;
+    x[i] = sum;
   }
-  const uint32_t row = block * 16 + c, X = smem + kSolveX + block * 768 + c * 48;
-#pragma unroll
-  for (int i = 0; i < 16; i += 8) {
-    Store128(X + i * 2, make_uint4(PackHalf(x[i], x[i + 1]), PackHalf(x[i + 2], x[i + 3]),
-                                   PackHalf(x[i + 4], x[i + 5]), PackHalf(x[i + 6], x[i + 7])));
-    Store128(stage + kRecordM + SmallOffset(row, block * 16 + i),
-             make_uint4(PackBf16(x[i] * beta, x[i + 1] * beta),
-                        PackBf16(x[i + 2] * beta, x[i + 3] * beta),
-                        PackBf16(x[i + 4] * beta, x[i + 5] * beta),
-                        PackBf16(x[i + 6] * beta, x[i + 7] * beta)));
+  if (lane < 16) {
+    const uint32_t row = half * 8 + c;
+    Store128(X + row * 48 + half * 16, make_uint4(PackHalf(x[0], x[1]), PackHalf(x[2], x[3]),
+                                                  PackHalf(x[4], x[5]), PackHalf(x[6], x[7])));
+    if (half) Store128(X + row * 48, make_uint4(0, 0, 0, 0));
+    Store128(M + SmallOffset(block * 16 + row, block * 16 + half * 8),
+             make_uint4(PackBf16(x[0] * mine, x[1] * mine), PackBf16(x[2] * mine, x[3] * mine),
+                        PackBf16(x[4] * mine, x[5] * mine), PackBf16(x[6] * mine, x[7] * mine)));
   }
+  __syncwarp();
+  const uint32_t x22 = LoadMatrix1Transposed(X + (8 + c) * 48 + 16), x11 = LoadMatrix1(X + c * 48);
+  const float2 p = MmaHalf8(x22, below);
+  const float2 d = MmaHalf8(PackHalf(p.x, p.y), x11);
+  StoreMatrix1Transposed(X + c * 48 + 16, PackHalf(-d.x, -d.y));
+  StoreMatrix1Transposed(M + SmallOffset(block * 16 + c, block * 16 + 8),
+                         PackBf16(d.x * b0, d.y * b1));
 }
 
 /// X21 = -(X22 L21) X11, scaled by beta, into the block of M below the diagonal.
@@ -282,25 +306,24 @@ __device__ __forceinline__ void PrepProducts(uint32_t smem, uint32_t stage, floa
     }
     return;
   }
+  float l[8];
 #pragma unroll
   for (uint32_t r = 0; r < 2; ++r) {
-    const uint32_t row = g + 8 * r;
-    const float b = __shfl_sync(~0u, beta, warp * 16 + row);
+    const float b = __shfl_sync(~0u, beta, warp * 16 + g + 8 * r);
 #pragma unroll
     for (uint32_t j = 0; j < 2; ++j) {
-      const uint32_t c = 8 * j + column;
-      const float d0 = warp ? acc[8 + 4 * j + 2 * r] : acc[4 * j + 2 * r];
-      const float d1 = warp ? acc[8 + 4 * j + 2 * r + 1] : acc[4 * j + 2 * r + 1];
-      Store64(smem + kSolveL + warp * kSolveBlock + row * 80 + c * 4,
-              __float_as_uint(c < row ? b * d0 : 0.f), __float_as_uint(c + 1 < row ? b * d1 : 0.f));
+#pragma unroll
+      for (uint32_t e = 0; e < 2; ++e) {
+        const uint32_t i = 4 * j + 2 * r + e;
+        l[i] = b * (warp ? acc[8 + i] : acc[i]);
+      }
       if (warp) {
-        Store32(smem + kSolveL21 + row * 48 + c * 2,
+        Store32(smem + kSolveL21 + (g + 8 * r) * 48 + (8 * j + column) * 2,
                 PackHalf(b * acc[4 * j + 2 * r], b * acc[4 * j + 2 * r + 1]));
       }
     }
   }
-  NamedBarrier(barrier + 2, 64);
-  if (warp == 0) PrepSolve(smem, stage, beta, lane);
+  PrepSolve(smem, stage, beta, warp, l, lane);
   NamedBarrier(barrier + 2, 64);
   if (warp == 1) PrepSolveBelow(smem, stage, beta, lane);
 }

@@ -30,7 +30,7 @@ struct TokenInputs {
 /// A block owns kD / kSplit value columns of one head of one sequence. A thread owns four columns
 /// of kRows key rows; a warp covers kLaneRows rows at once. Warps meet once a token, to add their
 /// parts of S'^T k and S'^T q: o = S'^T q + u (k . q) needs no second pass over the state.
-template <int kD, int kSplit, int kWarps, int kBlocks>
+template <int kD, int kSplit, int kWarps, int kBlocks, bool kAhead>
 __global__ void __launch_bounds__(kWarps * 32, kBlocks) RecurrentKernel(const KdaParams p) {
   constexpr int kColumns = kD / kSplit, kLaneColumns = kColumns / 4;
   constexpr int kLaneRows = 32 / kLaneColumns, kRows = kD / (kWarps * kLaneRows);
@@ -58,10 +58,11 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) RecurrentKernel(const Kd
   for (int i = 0; i < kPer; ++i) bias[i] = p.dt_bias[head * kD + lane * kPer + i];
 
   TokenInputs<kD> next;
-  if (rows.count > 0) next.Load(p, rows.begin, head, lane, column);
+  if (kAhead && rows.count > 0) next.Load(p, rows.begin, head, lane, column);
   for (int t = 0; t < rows.count; ++t) {
+    if (!kAhead) next.Load(p, rows.begin + t, head, lane, column);
     const TokenInputs<kD> x = next;
-    if (t + 1 < rows.count) next.Load(p, rows.begin + t + 1, head, lane, column);
+    if (kAhead && t + 1 < rows.count) next.Load(p, rows.begin + t + 1, head, lane, column);
 
     float q[kPer], k[kPer], decay[kPer], qq = 0, kk = 0, kq = 0;
 #pragma unroll
@@ -157,20 +158,21 @@ cudaError_t LaunchKdaRecurrent(const KdaParams& p, int head_dim, cudaStream_t st
   const bool few = pairs < 512;  // not enough blocks to fill the device with half heads
   static int mode = getenv("K3_MODE") ? atoi(getenv("K3_MODE")) : 0;
   if (head_dim == 128) {
+    const bool ahead = p.n_tokens > 2 * (int64_t)p.n_sequences;
     switch (mode) {
       case 0:
-    if (few) {
-      RecurrentKernel<128, 4, 4, 4><<<pairs * 4, 128, 0, stream>>>(p);
+    if (ahead) RecurrentKernel<128, 4, 4, 4, true><<<pairs * 4, 128, 0, stream>>>(p);
+    else if (few) {
+      RecurrentKernel<128, 4, 2, 8, false><<<pairs * 4, 64, 0, stream>>>(p);
     } else {
-      RecurrentKernel<128, 2, 4, 4><<<pairs * 2, 128, 0, stream>>>(p);
+      RecurrentKernel<128, 2, 4, 5, false><<<pairs * 2, 128, 0, stream>>>(p);
     } break;
-      case 1: RecurrentKernel<128, 2, 8, 4><<<pairs * 2, 256, 0, stream>>>(p); break;
-      case 2: RecurrentKernel<128, 1, 8, 2><<<pairs, 256, 0, stream>>>(p); break;
-      case 3: RecurrentKernel<128, 1, 16, 2><<<pairs, 512, 0, stream>>>(p); break;
-      case 4: RecurrentKernel<128, 4, 2, 8><<<pairs*4, 64, 0, stream>>>(p); break;
+      case 1: RecurrentKernel<128, 2, 4, 4, false><<<pairs * 2, 128, 0, stream>>>(p); break;
+      case 2: RecurrentKernel<128, 1, 8, 2, false><<<pairs, 256, 0, stream>>>(p); break;
+      case 3: RecurrentKernel<128, 4, 4, 4,false><<<pairs * 4, 128, 0, stream>>>(p); break;
     }
   } else {
-    RecurrentKernel<64, 2, 4, 4><<<pairs * 2, 128, 0, stream>>>(p);
+    RecurrentKernel<64, 2, 4, 4, true><<<pairs * 2, 128, 0, stream>>>(p);
   }
   return cudaGetLastError();
 }
