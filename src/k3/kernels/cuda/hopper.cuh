@@ -166,6 +166,10 @@ __device__ __forceinline__ void CopyAsync(uint32_t to, const void* from, bool va
                : "memory");
 }
 __device__ __forceinline__ void CopyCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Arrives on the barrier when this thread's copies so far have landed.
+__device__ __forceinline__ void CopyArrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 template <int kPending>
 __device__ __forceinline__ void CopyWait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

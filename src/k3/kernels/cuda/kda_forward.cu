@@ -32,12 +32,12 @@ __device__ int SequenceOfRank(const KdaParams& p, int rank, int* shared) {
 
 // One kernel --------------------------------------------------------------------------------------
 
-constexpr int kFusedStages = 3, kFusedValueStages = 3;
+constexpr int kFusedStages = 3;
 struct FusedLayout {
-  static constexpr uint32_t kPrep = kFusedStages * kStageBytes;  // two prep warpgroups
-  static constexpr uint32_t kValues = kPrep + 2 * kPrepBytes;
-  static constexpr uint32_t kOutputs = kValues + 2 * kFusedValueStages * kValueTile;
-  static constexpr uint32_t kFull = kOutputs + 2 * kValueTile;
+  static constexpr uint32_t kStage = Stage<128>::kBytes;
+  static constexpr uint32_t kPrep = kFusedStages * kStage;  // two prep warpgroups
+  static constexpr uint32_t kOutputs = kPrep + 2 * kPrepBytes;
+  static constexpr uint32_t kFull = kOutputs + 2 * kOutputTile;
   static constexpr uint32_t kEmpty = kFull + 8 * kFusedStages;
   static constexpr uint32_t kDynamic = kEmpty + 8 * kFusedStages + 1024;
 };
@@ -68,18 +68,24 @@ __device__ __forceinline__ void FusedPrep(const KdaParams& p, const Rows& rows, 
     StoreF4(smem + kPrepTotals + warp * 512 + lane * 16,
             make_float4(x.G[7][0], x.G[7][1], x.G[7][2], x.G[7][3]));
     NamedBarrier(barrier, 128);
-    const uint32_t to = base + stage * kStageBytes;
+    const uint32_t to = base + stage * Layout::kStage;
     BarrierWait(base + Layout::kEmpty + 8 * stage, parity ^ 1);
+    LoadValues<128>(p, rows.begin + n * kChunk, count_of(n), head * 128,
+                    to + Stage<128>::kValues, threadIdx.x % 128, 128);
+    CopyCommit();
     PrepTiles(x, smem, to, warp, lane);
     FenceAsync();
     __syncwarp();
     if (n + 2 < chunks) {
       logit = PrepLogit(p, rows.begin + (n + 2) * kChunk, count_of(n + 2), head, lane);
       PrepLoad(p, rows.begin + (n + 2) * kChunk, count_of(n + 2), head, smem + kPrepRaw, warp, lane);
+    } else {
+      CopyCommit();
     }
     NamedBarrier(barrier, 128);
     PrepProducts(smem, to, beta, barrier, warp, lane);
     FenceAsync();
+    CopyWait<1>();  // the values
     BarrierArrive(base + Layout::kFull + 8 * stage);
     stage += 2;
     if (stage >= kFusedStages) stage -= kFusedStages, parity ^= 1;
@@ -102,23 +108,23 @@ __global__ void __launch_bounds__(512, 1) FusedKernel(const __grid_constant__ Kd
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  for (int i = 0; i < kFusedStages; ++i) PrepClearM(base + i * kStageBytes, threadIdx.x);
+  for (int i = 0; i < kFusedStages; ++i) PrepClearM(base + i * Layout::kStage, threadIdx.x);
   __syncthreads();
 
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);  // uniform
   if (group >= 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 112;");
     FusedPrep(p, rows, chunks, head, base, group - 2);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 168;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 144;");
     const ChainJob job = {rows, chunks, head, 64 * group,
                           (static_cast<int64_t>(sequence) * p.n_heads + head) * 128 * 128};
     const ChainSmem sm = {base,
                           base + Layout::kFull,
                           base + Layout::kEmpty,
-                          base + Layout::kValues + group * kFusedValueStages * kValueTile,
-                          base + Layout::kOutputs + group * kValueTile};
-    ChainForward<kFusedStages, kFusedValueStages>(p, job, sm);
+                          Stage<128>::kValues + 128 * group,
+                          base + Layout::kOutputs + group * kOutputTile};
+    ChainForward<kFusedStages, 128>(p, job, sm);
   }
 }
 
@@ -150,12 +156,13 @@ __device__ __forceinline__ SlotJob FindSlot(const KdaParams& p, int64_t slot) {
   return {rows.begin + at, static_cast<int>(min(int64_t{kChunk}, rows.count - at))};
 }
 
-constexpr uint32_t kPrepDynamic = kStageBytes + kPrepBytes + 1024;
+constexpr uint32_t kPrepRecord = (kRecordBytes + 1023) / 1024 * 1024;
+constexpr uint32_t kPrepDynamic = kPrepRecord + kPrepBytes + 1024;
 
 __global__ void __launch_bounds__(128, 3)
     PrepKernel(const __grid_constant__ KdaParams p, unsigned char* records, int64_t n_slots) {
   extern __shared__ unsigned char dynamic[];
-  const uint32_t base = AlignedShared(dynamic), smem = base + kStageBytes;
+  const uint32_t base = AlignedShared(dynamic), smem = base + kPrepRecord;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t jobs = n_slots * p.n_heads;
   PrepClearM(base, threadIdx.x);
@@ -208,11 +215,11 @@ __global__ void __launch_bounds__(128, 3)
   if (threadIdx.x == 0) BulkWait<0>();
 }
 
-constexpr int kSplitStages = 5, kSplitValueStages = 4;
+constexpr int kSplitStages = 5;
 struct SplitLayout {
-  static constexpr uint32_t kValues = kSplitStages * kStageBytes;
-  static constexpr uint32_t kOutputs = kValues + kSplitValueStages * kValueTile;
-  static constexpr uint32_t kFull = kOutputs + kValueTile;
+  static constexpr uint32_t kStage = Stage<64>::kBytes;
+  static constexpr uint32_t kOutput = kSplitStages * kStage;
+  static constexpr uint32_t kFull = kOutput + kOutputTile;
   static constexpr uint32_t kEmpty = kFull + 8 * kSplitStages;
   static constexpr uint32_t kDynamic = kEmpty + 8 * kSplitStages + 1024;
 };
@@ -233,35 +240,40 @@ __global__ void __launch_bounds__(160, 1)
   const int chunks = __shfl_sync(~0u, (rows.count + kChunk - 1) / kChunk, 0);  // uniform
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSplitStages; ++i) {
-      BarrierInit(base + Layout::kFull + 8 * i, 1);
+      BarrierInit(base + Layout::kFull + 8 * i, 1 + 32);
       BarrierInit(base + Layout::kEmpty + 8 * i, 4);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
+  const int column = 64 * static_cast<int>(blockIdx.x % 2);
   if (__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0) == 4) {
-    if (threadIdx.x != 128) return;
+    const int lane = threadIdx.x % 32;
     const int64_t first = FirstSlot(rows, sequence);
     int stage = 0;
     uint32_t parity = 1;
     for (int n = 0; n < chunks; ++n) {
       BarrierWait(base + Layout::kEmpty + 8 * stage, parity);
-      BarrierArriveExpect(base + Layout::kFull + 8 * stage, kRecordBytes);
-      BulkLoad(base + stage * kStageBytes,
-               records + ((first + n) * p.n_heads + head) * kRecordBytes, kRecordBytes,
-               base + Layout::kFull + 8 * stage);
+      const uint32_t to = base + stage * Layout::kStage, full = base + Layout::kFull + 8 * stage;
+      if (lane == 0) {
+        BarrierArriveExpect(full, kRecordBytes);
+        BulkLoad(to, records + ((first + n) * p.n_heads + head) * kRecordBytes, kRecordBytes, full);
+      }
+      LoadValues<64>(p, rows.begin + n * kChunk, min(kChunk, rows.count - n * kChunk),
+                     head * 128 + column, to + Stage<64>::kValues, lane, 32);
+      CopyArrive(full);
       if (++stage == kSplitStages) stage = 0, parity ^= 1;
     }
     return;
   }
-  const ChainJob job = {rows, chunks, head, 64 * static_cast<int>(blockIdx.x % 2),
+  const ChainJob job = {rows, chunks, head, column,
                         (static_cast<int64_t>(sequence) * p.n_heads + head) * 128 * 128};
   const ChainSmem sm = {base,
                         base + Layout::kFull,
                         base + Layout::kEmpty,
-                        base + Layout::kValues,
-                        base + Layout::kOutputs};
-  ChainForward<kSplitStages, kSplitValueStages>(p, job, sm);
+                        Stage<64>::kValues,
+                        base + Layout::kOutput};
+  ChainForward<kSplitStages, 64>(p, job, sm);
 }
 
 int64_t Slots(int64_t n_tokens, int n_sequences) { return n_tokens / kChunk + n_sequences; }

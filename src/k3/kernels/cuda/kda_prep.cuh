@@ -21,7 +21,14 @@ constexpr uint32_t kTile = kChunk * 256;
 constexpr uint32_t kRecordKd = 0, kRecordQd = kTile, kRecordKr = 2 * kTile;
 constexpr uint32_t kRecordM = 3 * kTile, kRecordA = kRecordM + 2048, kRecordDecay = kRecordA + 2048;
 constexpr uint32_t kRecordBytes = kRecordDecay + 512;
-constexpr uint32_t kStageBytes = (kRecordBytes + 1023) / 1024 * 1024;
+
+// A stage of shared memory: a record and `kWidth` values of its tokens, in rows padded by 16 bytes
+// against bank conflicts.
+template <int kWidth>
+struct Stage {
+  static constexpr uint32_t kValueRow = 2 * kWidth + 16, kValues = kRecordBytes;
+  static constexpr uint32_t kBytes = (kValues + kChunk * kValueRow + 1023) / 1024 * 1024;
+};
 
 // Shared memory of a prep warpgroup. The inverse reuses the Kc, Qc tile once L and A are out of it.
 constexpr uint32_t kPrepRaw = 0;  // q, k, f as loaded, rows of 256 bytes
@@ -59,6 +66,20 @@ __device__ __forceinline__ void PrepLoad(const KdaParams& p, int64_t token, int 
     CopyAsync(to + 2 * kTile, p.f + t * p.f_row + head * 128 + piece * 8, valid);
   }
   CopyCommit();
+}
+
+/// Starts the load of `kWidth` values of each token by `threads` threads; missing rows become zeros.
+template <int kWidth>
+__device__ __forceinline__ void LoadValues(const KdaParams& p, int64_t token, int count, int at,
+                                           uint32_t to, int thread, int threads) {
+  constexpr int kPieces = kWidth / 8;
+#pragma unroll
+  for (int i = 0; i < kChunk * kPieces / threads; ++i) {
+    const int row = (i * threads + thread) / kPieces, piece = thread % kPieces;
+    const bool valid = row < count;
+    CopyAsync(to + row * Stage<kWidth>::kValueRow + piece * 16,
+              p.v + (token + (valid ? row : 0)) * p.v_row + at + piece * 8, valid);
+  }
 }
 
 /// The bf16 logit of token `lane`, -inf past the end; loaded a chunk ahead of PrepBeta.
