@@ -17,6 +17,7 @@ struct KdaParams {
   const float* s_in;   // null: zeros
   float* s_out;        // null: not kept
   float* token_states;  // null: not kept
+  uint4* dump;           // states at chunk borders, for the backward pass
   bf16* o;
   const int* cu;  // null: one sequence
   int n_sequences, n_heads;

@@ -3,158 +3,12 @@
 
 #include <algorithm>
 
-#include "k3/kernels/cuda/kda_chain.cuh"
+#include "k3/kernels/cuda/kda_fused.cuh"
 
 namespace k3::cuda {
 namespace {
 
-__device__ __forceinline__ uint32_t AlignedShared(const void* dynamic) {
-  return (SharedAddress(dynamic) + 1023) & ~1023u;
-}
-
-/// The sequence of rank `rank` when the longest come first, so that the last blocks are short ones.
-/// Called by the whole block. Long lists keep their order.
-__device__ int SequenceOfRank(const KdaParams& p, int rank, int* shared) {
-  if (p.n_sequences == 1 || p.n_sequences > 256) return rank;
-  const int s = threadIdx.x;
-  if (s < p.n_sequences) {
-    const int mine = SequenceRows(p.cu, p.n_tokens, s).count;
-    int before = 0;
-    for (int other = 0; other < p.n_sequences; ++other) {
-      const int length = SequenceRows(p.cu, p.n_tokens, other).count;
-      before += length > mine || (length == mine && other < s);
-    }
-    if (before == rank) *shared = s;
-  }
-  __syncthreads();
-  return *shared;
-}
-
-// One kernel --------------------------------------------------------------------------------------
-
-constexpr int kFusedStages = 3;
-struct FusedLayout {
-  static constexpr uint32_t kStage = Stage<128>::kBytes;
-  static constexpr uint32_t kPrep = kFusedStages * kStage;  // two prep warpgroups
-  static constexpr uint32_t kOutputs = kPrep + 2 * kPrepBytes;
-  static constexpr uint32_t kFull = kOutputs + 2 * kOutputTile;
-  static constexpr uint32_t kEmpty = kFull + 8 * kFusedStages;
-  static constexpr uint32_t kDynamic = kEmpty + 8 * kFusedStages + 1024;
-};
-static_assert(FusedLayout::kDynamic <= 227 * 1024);
-
-/// A prep warpgroup of the fused kernel: every second chunk.
-__device__ __forceinline__ void FusedPrep(const KdaParams& p, const Rows& rows, int chunks, int head,
-                                          uint32_t base, int group) {
-  using Layout = FusedLayout;
-  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  const uint32_t smem = base + Layout::kPrep + group * kPrepBytes;
-  const int barrier = 3 + group;
-  const PrepHead h(p, head, lane);
-  int stage = group % kFusedStages;
-  uint32_t parity = 0;
-  auto count_of = [&](int n) { return min(kChunk, rows.count - n * kChunk); };
-  uint32_t logit = 0;
-  if (group < chunks) {
-    logit = PrepLogit(p, rows.begin + group * kChunk, count_of(group), head, lane);
-    PrepLoad(p, rows.begin + group * kChunk, count_of(group), head, smem + kPrepRaw, warp, lane);
-  }
-  for (int n = group; n < chunks; n += 2) {
-    const float beta = PrepBeta(logit);
-    PrepTokens x;
-    CopyWait<0>();
-    __syncwarp();
-    PrepGate(h, smem + kPrepRaw, count_of(n), warp, lane, x);
-    StoreF4(smem + kPrepTotals + warp * 512 + lane * 16,
-            make_float4(x.G[7][0], x.G[7][1], x.G[7][2], x.G[7][3]));
-    NamedBarrier(barrier, 128);
-    const uint32_t to = base + stage * Layout::kStage;
-    BarrierWait(base + Layout::kEmpty + 8 * stage, parity ^ 1);
-    LoadValues<128>(p, rows.begin + n * kChunk, count_of(n), head * 128,
-                    to + Stage<128>::kValues, threadIdx.x % 128, 128);
-    CopyCommit();
-    PrepTiles(x, smem, to, warp, lane);
-    FenceAsync();
-    __syncwarp();
-    if (n + 2 < chunks) {
-      logit = PrepLogit(p, rows.begin + (n + 2) * kChunk, count_of(n + 2), head, lane);
-      PrepLoad(p, rows.begin + (n + 2) * kChunk, count_of(n + 2), head, smem + kPrepRaw, warp, lane);
-    } else {
-      CopyCommit();
-    }
-    NamedBarrier(barrier, 128);
-    PrepProducts(smem, to, beta, barrier, warp, lane);
-    FenceAsync();
-    CopyWait<1>();  // the values
-    BarrierArrive(base + Layout::kFull + 8 * stage);
-    stage += 2;
-    if (stage >= kFusedStages) stage -= kFusedStages, parity ^= 1;
-  }
-}
-
-__global__ void __launch_bounds__(512, 1) FusedKernel(const __grid_constant__ KdaParams p) {
-  using Layout = FusedLayout;
-  extern __shared__ unsigned char dynamic[];
-  __shared__ int sequence_of_rank;
-  const uint32_t base = AlignedShared(dynamic);
-  const int head = blockIdx.x % p.n_heads;
-  const int sequence = SequenceOfRank(p, blockIdx.x / p.n_heads, &sequence_of_rank);
-  const Rows rows = SequenceRows(p.cu, p.n_tokens, sequence);
-  const int chunks = __shfl_sync(~0u, (rows.count + kChunk - 1) / kChunk, 0);  // uniform
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kFusedStages; ++i) {
-      BarrierInit(base + Layout::kFull + 8 * i, 128);
-      BarrierInit(base + Layout::kEmpty + 8 * i, 8);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  for (int i = 0; i < kFusedStages; ++i) PrepClearM(base + i * Layout::kStage, threadIdx.x);
-  __syncthreads();
-
-  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);  // uniform
-  if (group >= 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 112;");
-    FusedPrep(p, rows, chunks, head, base, group - 2);
-  } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 144;");
-    const ChainJob job = {rows, chunks, head, 64 * group,
-                          (static_cast<int64_t>(sequence) * p.n_heads + head) * 128 * 128};
-    const ChainSmem sm = {base,
-                          base + Layout::kFull,
-                          base + Layout::kEmpty,
-                          Stage<128>::kValues + 128 * group,
-                          base + Layout::kOutputs + group * kOutputTile};
-    ChainForward<kFusedStages, 128>(p, job, sm);
-  }
-}
-
 // Two kernels -------------------------------------------------------------------------------------
-
-/// Records of sequence s start at slot cu[s] / 32 + s: no two sequences meet, and no sum is needed.
-__device__ __forceinline__ int64_t FirstSlot(const Rows& rows, int s) {
-  return rows.begin / kChunk + s;
-}
-
-/// Which chunk a slot holds; count 0 when it holds none.
-struct SlotJob {
-  int64_t token;
-  int count;
-};
-__device__ __forceinline__ SlotJob FindSlot(const KdaParams& p, int64_t slot) {
-  int low = 0, high = p.n_sequences - 1;  // the last sequence whose first slot is <= slot
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (FirstSlot(SequenceRows(p.cu, p.n_tokens, middle), middle) <= slot) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  const Rows rows = SequenceRows(p.cu, p.n_tokens, low);
-  const int64_t at = (slot - FirstSlot(rows, low)) * kChunk;
-  if (at < 0 || at >= rows.count) return {0, 0};
-  return {rows.begin + at, static_cast<int>(min(int64_t{kChunk}, rows.count - at))};
-}
 
 constexpr uint32_t kPrepRecord = (kRecordBytes + 1023) / 1024 * 1024;
 constexpr uint32_t kPrepDynamic = kPrepRecord + kPrepBytes + 1024;
@@ -273,24 +127,23 @@ __global__ void __launch_bounds__(160, 1)
                         base + Layout::kEmpty,
                         Stage<64>::kValues,
                         base + Layout::kOutput};
-  ChainForward<kSplitStages, 64>(p, job, sm);
+  RunChain<ChainKind::kForward, kSplitStages, 64>(p, job, sm);
 }
-
-int64_t Slots(int64_t n_tokens, int n_sequences) { return n_tokens / kChunk + n_sequences; }
 
 }  // namespace
 
 int64_t KdaSplitWorkspace(int64_t n_tokens, int n_sequences, int n_heads) {
-  return Slots(n_tokens, n_sequences) * n_heads * kRecordBytes;
+  return KdaSlots(n_tokens, n_sequences) * n_heads * kRecordBytes;
 }
 
 cudaError_t LaunchKdaFused(const KdaParams& p, cudaStream_t stream) {
   const int blocks = p.n_sequences * p.n_heads;
   if (blocks == 0) return cudaSuccess;
   const cudaError_t error = cudaFuncSetAttribute(
-      FusedKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, FusedLayout::kDynamic);
+      FusedKernel<ChainKind::kForward>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      FusedLayout::kDynamic);
   if (error != cudaSuccess) return error;
-  FusedKernel<<<blocks, 512, FusedLayout::kDynamic, stream>>>(p);
+  FusedKernel<ChainKind::kForward><<<blocks, 512, FusedLayout::kDynamic, stream>>>(p);
   return cudaGetLastError();
 }
 
@@ -304,7 +157,7 @@ cudaError_t LaunchKdaSplit(const KdaParams& p, void* workspace, cudaStream_t str
                                  SplitLayout::kDynamic);
   }
   if (error != cudaSuccess) return error;
-  const int64_t slots = Slots(p.n_tokens, p.n_sequences);
+  const int64_t slots = KdaSlots(p.n_tokens, p.n_sequences);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(slots * p.n_heads, 3 * 132));
   auto* records = static_cast<unsigned char*>(workspace);
   PrepKernel<<<blocks, 128, kPrepDynamic, stream>>>(p, records, slots);
