@@ -164,6 +164,13 @@ void RunProfile() {
                      workspace.get(), workspace.size(), nullptr);
     }
   }
+  const std::size_t n = static_cast<std::size_t>(x.tokens) * 96 * 128;
+  DeviceArray<std::uint16_t> dq(n), dk(n), dv(n), df(n);
+  DeviceArray<float> dbeta(n / 128), da(96), bias(96 * 128);
+  const k3_kda_gradients out = {dq.get(),    dk.get(), dv.get(),   df.get(),
+                                dbeta.get(), da.get(), bias.get(), nullptr};
+  k3_kda_backward(&x.batch, &x.inputs, nullptr, {x.d_o.get(), 96 * 128}, nullptr, &out,
+                  workspace.get(), workspace.size(), nullptr);
   CUDA_CHECK(cudaDeviceSynchronize());
 }
 

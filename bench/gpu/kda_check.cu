@@ -182,6 +182,8 @@ int RunChecks(Report& report, bool small) {
     failed += !CheckDecode(report, dim, -5.f, 1, 2);
     failed += !CheckDecode(report, dim, 0.f, 4, small ? 2 : 180);
   }
+  failed += !CheckDecode(report, 128, -5.f, 1, 700);  // enough states for the streaming kernel
+  if (!small) failed += !CheckDecode(report, 128, 0.f, 3, 700);
   std::vector<Case> cases = {{"edges", {}, 1e-2}, {"mid T=200", {}, 1e-2}};
   cases[0].problem.lengths = {0, 1, 31, 33, 0, 64, 2};
   cases[0].problem.regime = Regime::kMix, cases[0].problem.initial_state = true;

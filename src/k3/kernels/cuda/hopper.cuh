@@ -69,6 +69,11 @@ __device__ __forceinline__ void StoreF4(uint32_t address, float4 x) {
                "f"(x.z), "f"(x.w)
                : "memory");
 }
+__device__ __forceinline__ uint32_t Load32(uint32_t address) {
+  uint32_t r;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+  return r;
+}
 __device__ __forceinline__ uint2 Load64(uint32_t address) {
   uint2 r;
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"

@@ -53,21 +53,29 @@ __device__ __forceinline__ void WarpGradients::Combine(
         const float2 e = LoadF2(base + At::kE + row * At::kFloatRow + key * 4);
         const float2 lift = LoadF2(base + At::kChannel + key * 4);
         const float2 end = LoadF2(base + At::kChannel + 512 + key * 4);
+        const float diagonal = row < count ? LoadF(base + At::kDiagonal + row * 4) * p.scale : 0.f;
+        const uint32_t tile = base + row * At::kRow + key * 2;
+        const uint32_t kc = Load32(tile + At::kKc), qc = Load32(tile + At::kQc),
+                       ki = Load32(tile + At::kKi);
         float dg[2];
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int i = 2 * r + c;
           const float q = (c ? High(qr) : Low(qr)) * q_norm, k = (c ? High(kr) : Low(kr)) * k_norm;
           const float up = Exp2(c ? e.y : e.x), down = Exp2(-(c ? e.y : e.x));
-          const float k_up = (dkc[m][n][i] - (c ? lift.y : lift.x) * dkd[m][n][i]) * up;
+          const float rise = (c ? lift.y : lift.x) * up;  // 2^G
+          const float k_first = -rise * dkd[m][n][i];
           const float k_end = (c ? end.y : end.x) * dkr[m][n][i] * down;
-          const float k_down = dki[m][n][i] * down + k_end;
-          const float qg = (dqc[m][n][i] + (c ? lift.y : lift.x) * dqd[m][n][i]) * up * p.scale;
-          dk[m][n][i] = k_up + k_down;
-          dq[m][n][i] = qg;
-          dg[c] = k * (k_up - k_down) + q * qg;
-          dots[0][m][r] += q * qg;
-          dots[1][m][r] += k * (k_up + k_down);
+          const float q_first = rise * dqd[m][n][i] * p.scale;
+          const float gk = dkc[m][n][i] * up + dki[m][n][i] * down + k_first + k_end + diagonal * q;
+          const float gq = dqc[m][n][i] * up * p.scale + q_first + diagonal * k;
+          dk[m][n][i] = gk;
+          dq[m][n][i] = gq;
+          // The rounded tiles, so that what a pair of tokens adds at one it takes away at the other.
+          dg[c] = dkc[m][n][i] * (c ? High(kc) : Low(kc)) + dqc[m][n][i] * (c ? High(qc) : Low(qc)) -
+                  dki[m][n][i] * (c ? High(ki) : Low(ki)) + k * (k_first - k_end) + q * q_first;
+          dots[0][m][r] += q * gq;
+          dots[1][m][r] += k * gk;
           ends[n][c] += k * k_end;
         }
         asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(base + At::kDg +

@@ -13,41 +13,57 @@ namespace {
 constexpr uint32_t kPrepRecord = (kRecordBytes + 1023) / 1024 * 1024;
 constexpr uint32_t kPrepDynamic = kPrepRecord + kPrepBytes + 1024;
 
+/// A block's share of all chunks, head by head, so that gate constants are loaded rarely.
+struct PrepJobs {
+  int head, slot, left, n_slots;
+  SlotJob chunk;
+
+  __device__ __forceinline__ PrepJobs(const KdaParams& p, int n_slots, int64_t jobs)
+      : n_slots(n_slots) {
+    const int64_t first = jobs * blockIdx.x / gridDim.x;
+    left = static_cast<int>(jobs * (blockIdx.x + 1) / gridDim.x - first);
+    head = static_cast<int>(first / n_slots), slot = static_cast<int>(first % n_slots);
+    Find(p);
+  }
+  __device__ __forceinline__ void Next(const KdaParams& p) {
+    Step();
+    Find(p);
+  }
+  __device__ __forceinline__ bool Done() const { return left <= 0; }
+
+ private:
+  __device__ __forceinline__ void Step() {
+    --left;
+    if (++slot == n_slots) slot = 0, ++head;
+  }
+  __device__ __forceinline__ void Find(const KdaParams& p) {  // skips slots without a chunk
+    for (; left > 0; Step()) {
+      chunk = FindSlot(p, slot);
+      if (chunk.count > 0) return;
+    }
+  }
+};
+
 __global__ void __launch_bounds__(128, 3)
-    PrepKernel(const __grid_constant__ KdaParams p, unsigned char* records, int64_t n_slots) {
+    PrepKernel(const __grid_constant__ KdaParams p, unsigned char* records, int n_slots) {
   extern __shared__ unsigned char dynamic[];
   const uint32_t base = AlignedShared(dynamic), smem = base + kPrepRecord;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t jobs = n_slots * p.n_heads;
   PrepClearM(base, threadIdx.x);
   __syncthreads();
-  auto next_job = [&](int64_t job, SlotJob& found) {
-    for (; job < jobs; job += gridDim.x) {
-      found = FindSlot(p, job / p.n_heads);
-      if (found.count > 0) return job;
-    }
-    return jobs;
-  };
-  SlotJob chunk = {0, 0};
-  int64_t job = next_job(blockIdx.x, chunk);
-  uint32_t logit = 0;
-  auto load = [&] {
-    if (job < jobs) {
-      logit = PrepLogit(p, chunk.token, chunk.count, static_cast<int>(job % p.n_heads), lane);
-      PrepLoad(p, chunk.token, chunk.count, static_cast<int>(job % p.n_heads), smem + kPrepRaw, warp,
-               lane);
-    }
-  };
-  load();
-  while (job < jobs) {
-    const int64_t current = job;
-    const int head = static_cast<int>(current % p.n_heads), count = chunk.count;
-    const PrepHead h(p, head, lane);
+  PrepJobs job(p, n_slots, static_cast<int64_t>(n_slots) * p.n_heads);
+  if (job.Done()) return;
+  PrepHead h(p, job.head, lane);
+  uint32_t logit = PrepLogit(p, job.chunk.token, job.chunk.count, job.head, lane);
+  PrepLoad(p, job.chunk.token, job.chunk.count, job.head, smem + kPrepRaw, warp, lane);
+  while (!job.Done()) {
+    const int head = job.head;
+    unsigned char* to = records + (static_cast<int64_t>(job.slot) * p.n_heads + head) * kRecordBytes;
     const float beta = PrepBeta(logit);
     PrepTokens x;
     CopyWait<0>();
     __syncwarp();
-    PrepGate(h, smem + kPrepRaw, count, warp, lane, x);
+    PrepGate(h, smem + kPrepRaw, job.chunk.count, warp, lane, x);
     StoreF4(smem + kPrepTotals + warp * 512 + lane * 16,
             make_float4(x.G[7][0], x.G[7][1], x.G[7][2], x.G[7][3]));
     if (threadIdx.x == 0) BulkWaitRead<0>();  // the record before has left shared memory
@@ -55,14 +71,18 @@ __global__ void __launch_bounds__(128, 3)
     PrepTiles(x, smem, base, warp, lane);
     FenceAsync();
     __syncwarp();
-    job = next_job(current + gridDim.x, chunk);
-    load();
+    job.Next(p);
+    if (!job.Done()) {
+      logit = PrepLogit(p, job.chunk.token, job.chunk.count, job.head, lane);
+      PrepLoad(p, job.chunk.token, job.chunk.count, job.head, smem + kPrepRaw, warp, lane);
+      if (job.head != head) h = PrepHead(p, job.head, lane);
+    }
     NamedBarrier(1, 128);
     PrepProducts(smem, base, beta, 1, warp, lane);
     FenceAsync();
     NamedBarrier(1, 128);
     if (threadIdx.x == 0) {
-      BulkStore(records + current * kRecordBytes, base, kRecordBytes);
+      BulkStore(to, base, kRecordBytes);
       BulkCommit();
     }
   }
@@ -160,7 +180,7 @@ cudaError_t LaunchKdaSplit(const KdaParams& p, void* workspace, cudaStream_t str
   const int64_t slots = KdaSlots(p.n_tokens, p.n_sequences);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(slots * p.n_heads, 3 * 132));
   auto* records = static_cast<unsigned char*>(workspace);
-  PrepKernel<<<blocks, 128, kPrepDynamic, stream>>>(p, records, slots);
+  PrepKernel<<<blocks, 128, kPrepDynamic, stream>>>(p, records, static_cast<int>(slots));
   SplitChainKernel<<<2 * pairs, 160, SplitLayout::kDynamic, stream>>>(p, records);
   return cudaGetLastError();
 }

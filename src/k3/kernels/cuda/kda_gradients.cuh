@@ -1,9 +1,11 @@
 // The last step of the backward pass: gradients of one chunk of one head, chunks independent of each
 // other. Given the state S before the chunk, dS behind it, U and dR = dv (see kda_chain.cuh):
-//   dQd = dO S^T      dKd = -dR S^T      dKr = U dS^T          dA = lower(dO U^T)
+//   dQd = dO S^T      dKd = -dR S^T      dKr = U dS^T          dA = strict_lower(dO U^T)
 //   dP  = strict_lower(-dR U^T), the gradient of Kc Ki^T
 //   dKc = dP Ki       dQc = dA Ki        dKi = dP^T Kc + dA^T Qc
-// and dbeta_i = (dR_i . U_i) / beta_i^2, since (I + L) U = diag(beta) R.
+// and dbeta_i = (dR_i . U_i) / beta_i^2, since (I + L) U = diag(beta) R. The diagonal of dO U^T meets
+// q_i . k_i without any decay and is added apart: in the gradient by the decay it would only be
+// subtracted again, and what rounding leaves of it can be more than the gradient.
 #pragma once
 
 #include "k3/kernels/cuda/kda_backward.cuh"
@@ -24,7 +26,8 @@ struct GradientLayout {
   static constexpr uint32_t kChannel = kTotals + 4096;  // 2^ref, 2^(end - ref), 2^end, and a sum
   static constexpr uint32_t kNorms = kChannel + 4 * 512;    // [2][32] f32: q, k
   static constexpr uint32_t kDots = kNorms + 256;           // [8][2][32] f32
-  static constexpr uint32_t kBytes = kDots + 2048;
+  static constexpr uint32_t kDiagonal = kDots + 2048;       // [32] f32: dO_i . U_i
+  static constexpr uint32_t kBytes = kDiagonal + 128;
 };
 
 /// Gradients of one warp: 32 tokens x 16 keys, as two by two mma accumulators.
@@ -175,17 +178,17 @@ __device__ __forceinline__ void GradientPairs(uint32_t base, int warp, int lane)
   using At = GradientLayout;
   if (warp % 4 >= 2) return;
   const int half = warp % 4;  // columns 16 half ...
-  const bool strict = warp >= 4;
+  const bool dp = warp >= 4;
   const uint32_t rows = (lane % 16) * At::kRow + (lane / 16) * 16;
   const uint32_t columns = ((lane % 8) + (lane / 16) * 8) * At::kRow + ((lane / 8) % 2) * 16;
-  const uint32_t a = base + (strict ? At::kDr : At::kDo) + rows;
+  const uint32_t a = base + (dp ? At::kDr : At::kDo) + rows;
   const uint32_t b = base + At::kU + half * 16 * At::kRow + columns;
   GradientTile d = {};
   Product<8, false, false>(
       d, [&](int m, int s) { return a + m * 16 * At::kRow + s * 32; },
       [&](int s) { return b + s * 32; });
-  const float sign = strict ? -1.f : 1.f;
-  const uint32_t to = base + At::kSmall + (strict ? kChunk * 80 : 0);
+  const float sign = dp ? -1.f : 1.f;
+  const uint32_t to = base + At::kSmall + (dp ? kChunk * 80 : 0);
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -193,9 +196,11 @@ __device__ __forceinline__ void GradientPairs(uint32_t base, int warp, int lane)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = 16 * m + lane / 4 + 8 * r, c = 16 * half + 8 * n + 2 * (lane % 4);
-        const int limit = strict ? row - 1 : row;
-        Store32(to + row * 80 + c * 2, PackBf16(c <= limit ? sign * d[m][n][2 * r] : 0.f,
-                                                c + 1 <= limit ? sign * d[m][n][2 * r + 1] : 0.f));
+        const float x = sign * d[m][n][2 * r], y = sign * d[m][n][2 * r + 1];
+        Store32(to + row * 80 + c * 2, PackBf16(c < row ? x : 0.f, c + 1 < row ? y : 0.f));
+        if (warp < 4 && (c == row || c + 1 == row)) {
+          StoreF(base + At::kDiagonal + row * 4, c == row ? x : y);
+        }
       }
     }
   }
