@@ -203,7 +203,7 @@ int RunChecks(Report& report, bool small) {
     }
   }
   for (Case& c : cases) {
-    c.problem.n_heads = 2;
+    c.problem.n_heads = 4;
     failed += !CheckBackward(report, c);
   }
   return failed;

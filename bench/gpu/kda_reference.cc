@@ -137,8 +137,7 @@ void Head::Backward(Outputs& out) {
       }
       dk[Size(d)] = sum;
       qdq += q[d] * dq[Size(d)], kdk += k[d] * sum;
-      const double sigma = Sigmoid(a_ * z);
-      const double dz = p_.lower_bound < 0 ? g * (1 - sigma) * a_ * dg : -a_ * Sigmoid(z) * dg;
+      const double dz = p_.lower_bound < 0 ? g * Sigmoid(-a_ * z) * a_ * dg : -a_ * Sigmoid(z) * dg;
       const double da = p_.lower_bound < 0 ? dz * z : g * dg;
       out.df[Size(dense + d)] = dz;
       out.da_log[Size(sequence_ * p_.n_heads + head_)] += da;

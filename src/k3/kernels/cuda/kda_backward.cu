@@ -140,7 +140,14 @@ __device__ __forceinline__ void GateGradient(const KdaParams& p, const KdaGradie
                                              int64_t token, int count, int head, uint32_t base) {
   using At = GradientLayout;
   const int channel = threadIdx.x % 128, first = threadIdx.x / 128 * 16;
+  uint32_t f[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int64_t t = token + min(first + i, count - 1);
+    f[i] = reinterpret_cast<const uint16_t*>(p.f)[t * p.f_row + head * 128 + channel];
+  }
   float decayed = 0;  // sum over values of S dS
+#pragma unroll 8
   for (int v = 0; v < 128; ++v) {
     uint16_t s, ds;
     const uint32_t at = base + At::kS + v * At::kRow + channel * 2;
@@ -155,10 +162,12 @@ __device__ __forceinline__ void GateGradient(const KdaParams& p, const KdaGradie
   }
   const float a = __expf(p.a_log[head]), bias = p.dt_bias[head * 128 + channel];
   float sum = 0, sum_z = 0;
-  for (int t = first + 15; t >= first; --t) {
+#pragma unroll
+  for (int i = 15; i >= 0; --i) {
+    const int t = first + i;
     dg += LoadF(base + At::kDg + t * At::kFloatRow + channel * 4);
     if (t >= count) continue;
-    const float z = __bfloat162float(p.f[(token + t) * p.f_row + head * 128 + channel]) + bias;
+    const float z = Low(f[i]) + bias;
     const float e = __expf(-a * z), sigma = Reciprocal(1.f + e);
     const float rest = isinf(e) ? 1.f : e * sigma;  // 1 - sigma
     const float dz = p.lower_bound * sigma * rest * a * dg;
@@ -202,9 +211,12 @@ __global__ void __launch_bounds__(256, 1)
   GradientLoadRows(in.U + job.token * dense + head * 128, dense, job.count, base + At::kU);
   GradientLoadRows(out.dv + job.token * dense + head * 128, dense, job.count, base + At::kDr);
   CopyCommit();
-  GradientLoadState(in.S + (slot * p.n_heads + head) * 2048, base + At::kS);
-  GradientLoadState(in.dS + (slot * p.n_heads + head) * 2048, base + At::kDs);
+  GradientState S, dS;
+  S.Fetch(in.S + (slot * p.n_heads + head) * 2048);
+  dS.Fetch(in.dS + (slot * p.n_heads + head) * 2048);
   GradientPrep(p, job.token, job.count, head, base);
+  S.Put(base + At::kS);
+  dS.Put(base + At::kDs);
   CopyWait<0>();
   __syncthreads();
 

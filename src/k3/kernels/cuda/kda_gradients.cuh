@@ -68,22 +68,28 @@ __device__ __forceinline__ void StoreF(uint32_t address, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 
-/// Copies dumped fragments into the tile [value][key].
-__device__ __forceinline__ void GradientLoadState(const uint4* dump, uint32_t tile) {
-  const int half = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32;
-  const int lane = thread % 32, matrix = lane / 8;
-  const uint32_t row = 64 * half + 16 * warp + lane % 8 + 8 * (matrix & 1);
+/// A thread's share of a dumped state: fetched early, put into the tile [value][key] later.
+struct GradientState {
   uint4 x[8];
+
+  __device__ __forceinline__ void Fetch(const uint4* dump) {
+    const int half = threadIdx.x / 128, thread = threadIdx.x % 128;
 #pragma unroll
-  for (int s = 0; s < 8; ++s) x[s] = __ldcs(dump + half * 1024 + s * 128 + thread);
-#pragma unroll
-  for (int s = 0; s < 8; ++s) {
-    const uint32_t to = tile + row * GradientLayout::kRow + (16 * s + 8 * (matrix >> 1)) * 2;
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                 "r"(x[s].x), "r"(x[s].y), "r"(x[s].z), "r"(x[s].w)
-                 : "memory");
+    for (int s = 0; s < 8; ++s) x[s] = __ldcs(dump + half * 1024 + s * 128 + thread);
   }
-}
+  __device__ __forceinline__ void Put(uint32_t tile) const {
+    const int half = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const int matrix = lane / 8;
+    const uint32_t row = 64 * half + 16 * warp + lane % 8 + 8 * (matrix & 1);
+#pragma unroll
+    for (int s = 0; s < 8; ++s) {
+      const uint32_t to = tile + row * GradientLayout::kRow + (16 * s + 8 * (matrix >> 1)) * 2;
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                   "r"(x[s].x), "r"(x[s].y), "r"(x[s].z), "r"(x[s].w)
+                   : "memory");
+    }
+  }
+};
 
 /// Starts the copy of a chunk's rows into a tile; missing rows become zeros.
 __device__ __forceinline__ void GradientLoadRows(const bf16* from, int64_t row_stride, int count,
