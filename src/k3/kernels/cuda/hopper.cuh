@@ -145,27 +145,6 @@ __device__ __forceinline__ void BulkStore(void* to, uint32_t from, uint32_t byte
 __device__ __forceinline__ void BulkCommit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// The same for data that is touched once: it is the first to leave the L2.
-__device__ __forceinline__ uint64_t EvictFirst() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ void BulkLoadOnce(uint32_t to, const void* from, uint32_t bytes,
-                                             uint32_t barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
-      "%2, [%3], %4;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-      : "memory");
-}
-__device__ __forceinline__ void BulkStoreOnce(void* to, uint32_t from, uint32_t bytes,
-                                              uint64_t policy) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::
-                   "l"(to),
-               "r"(from), "r"(bytes), "l"(policy)
-               : "memory");
-}
 template <int kPending>
 __device__ __forceinline__ void BulkWaitRead() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
@@ -299,10 +278,18 @@ __device__ __forceinline__ uint64_t Descriptor(uint32_t address16) {
   return r;
 }
 __device__ __forceinline__ void WgmmaFence() {
+#ifdef K3_KDA_SERIAL
+  __threadfence_block();
+#endif
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#ifdef K3_KDA_SERIAL  // for compute-sanitizer: what it puts around an access saves registers that a
+                      // product in flight is about to write
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  __threadfence_block();
+#endif
 }
 template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {

@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(128, 3)
   const uint32_t base = AlignedShared(dynamic), smem = base + kPrepRecord;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   PrepClearM(base, threadIdx.x);
+  FenceAsync();
   __syncthreads();
   PrepJobs job(p, n_slots, static_cast<int64_t>(n_slots) * p.n_heads);
   if (job.Done()) return;

@@ -148,6 +148,7 @@ __global__ void __launch_bounds__(512, 1) FusedKernel(const __grid_constant__ Kd
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   for (int i = 0; i < kFusedStages; ++i) PrepClearM(base + i * Layout::kStage, threadIdx.x);
+  FenceAsync();
   __syncthreads();
 
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);  // uniform

@@ -194,12 +194,11 @@ __global__ void __launch_bounds__(256, 1) StreamKernel(const __grid_constant__ K
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = 4 * lane;
   const int pairs = p.n_sequences * p.n_heads;
   const uint32_t mine = warp * Sh::kWarpRows * 512 + lane * 16;
-  const uint64_t policy = EvictFirst();
   auto load = [&](int pair, int buffer) {
     const uint32_t barrier = SharedAddress(&barriers[buffer]);
     BarrierArriveExpect(barrier, kStateBytes);
-    BulkLoadOnce(base + buffer * kStateBytes, p.s_in + static_cast<int64_t>(pair) * kD * kD,
-                 kStateBytes, barrier, policy);
+    BulkLoad(base + buffer * kStateBytes, p.s_in + static_cast<int64_t>(pair) * kD * kD, kStateBytes,
+             barrier);
   };
   if (threadIdx.x == 0) {
     for (auto& barrier : barriers) BarrierInit(SharedAddress(&barrier), 1);
@@ -257,8 +256,8 @@ __global__ void __launch_bounds__(256, 1) StreamKernel(const __grid_constant__ K
       __syncthreads();
     }
     if (threadIdx.x == 0) {
-      BulkStoreOnce(p.s_out + static_cast<int64_t>(pair) * kD * kD, base + buffer * kStateBytes,
-                    kStateBytes, policy);
+      BulkStore(p.s_out + static_cast<int64_t>(pair) * kD * kD, base + buffer * kStateBytes,
+                kStateBytes);
       BulkCommit();
       BulkWaitRead<1>();  // the buffer of the head before is free
       const int later = pair + 2 * gridDim.x;
