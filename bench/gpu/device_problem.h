@@ -13,13 +13,13 @@
 
 namespace k3::bench {
 
-#define CUDA_CHECK(call)                                                                   \
-  do {                                                                                     \
-    const cudaError_t cuda_check = (call);                                                 \
-    if (cuda_check != cudaSuccess) {                                                       \
-      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(cuda_check));      \
-      std::exit(3);                                                                        \
-    }                                                                                      \
+#define CUDA_CHECK(call)                                                              \
+  do {                                                                                \
+    const cudaError_t cuda_check = (call);                                            \
+    if (cuda_check != cudaSuccess) {                                                  \
+      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(cuda_check)); \
+      std::exit(3);                                                                   \
+    }                                                                                 \
   } while (0)
 
 /// Owns device memory. New memory is filled with 0xFF, NaN in every float format.
@@ -59,13 +59,23 @@ class DeviceArray {
 
 struct DeviceProblem {
   explicit DeviceProblem(const Problem& p, const Inputs& x)
-      : q(x.q), k(x.k), v(x.v), f(x.f), beta(x.beta), d_o(x.d_o), a_log(x.a_log),
-        dt_bias(x.dt_bias), state(x.state), d_state(x.d_state), cu(x.cu), o(x.q.size()),
+      : q(x.q),
+        k(x.k),
+        v(x.v),
+        f(x.f),
+        beta(x.beta),
+        d_o(x.d_o),
+        a_log(x.a_log),
+        dt_bias(x.dt_bias),
+        state(x.state),
+        d_state(x.d_state),
+        cu(x.cu),
+        o(x.q.size()),
         state_out(x.state.size()) {
     batch = {x.tokens, static_cast<int>(p.lengths.size()), cu.get(), p.n_heads, p.dim};
-    inputs = {{q.get(), x.row},    {k.get(), x.row}, {v.get(), x.row},
-              {f.get(), x.row},    {beta.get(), p.n_heads}, a_log.get(),
-              dt_bias.get(),       p.lower_bound,    x.scale};
+    inputs = {{q.get(), x.row}, {k.get(), x.row},        {v.get(), x.row},
+              {f.get(), x.row}, {beta.get(), p.n_heads}, a_log.get(),
+              dt_bias.get(),    p.lower_bound,           x.scale};
     row = x.row;
     s_in = p.initial_state ? state.get() : nullptr;
   }

@@ -195,7 +195,7 @@ int RunChecks(Report& report, bool small) {
                                                  : "mixed, two sequences",
                        {},
                        1e-2});
-      cases.back().problem.lengths = regime == Regime::kMix ? std::vector{150, 97}
+      cases.back().problem.lengths = regime == Regime::kMix    ? std::vector{150, 97}
                                      : regime == Regime::kLong ? std::vector{256}
                                                                : std::vector{130};
       cases.back().problem.regime = regime;

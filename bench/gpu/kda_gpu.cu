@@ -43,7 +43,8 @@ int main(int argc, char** argv) {
   int failed = 0;
   if (mode == "profile") k3::bench::RunProfile();
   if (mode == "decode") k3::bench::RunDecodeBench(report);
-  if (mode == "check" || mode == "small" || mode == "all") failed = k3::bench::RunChecks(report, mode == "small");
+  if (mode == "check" || mode == "small" || mode == "all")
+    failed = k3::bench::RunChecks(report, mode == "small");
   if (mode == "bench" || mode == "all") k3::bench::RunBench(report);
   if (report.json) {
     std::fprintf(report.json, "\n  ],\n  \"failed\": %d\n}\n", failed);

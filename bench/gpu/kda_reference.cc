@@ -66,8 +66,7 @@ class Head {
       q_[Size(t * D_ + d)] *= q_norm_[Size(t)];
       k_[Size(t * D_ + d)] *= k_norm_[Size(t)];
     }
-    beta_[Size(t)] =
-        Sigmoid(FromBits(x_.beta[Size((begin_ + t) * p_.n_heads + head_)]));
+    beta_[Size(t)] = Sigmoid(FromBits(x_.beta[Size((begin_ + t) * p_.n_heads + head_)]));
   }
   void Step(std::int64_t t, double* o) {
     const double *k = &k_[Size(t * D_)], *q = &q_[Size(t * D_)], *g = &g_[Size(t * D_)];
@@ -106,7 +105,8 @@ void Head::Backward(Outputs& out) {
     const std::int64_t dense = ((begin_ + t) * p_.n_heads + head_) * D_;
     for (std::int64_t j = 0; j < D_; ++j) e[Size(j)] = v_[Size(t * D_ + j)], du[Size(j)] = 0;
     for (std::int64_t d = 0; d < D_; ++d) {
-      const double decay = std::exp(g_[Size(t * D_ + d)]), qs = q[d] * static_cast<double>(x_.scale);
+      const double decay = std::exp(g_[Size(t * D_ + d)]),
+                   qs = q[d] * static_cast<double>(x_.scale);
       double sum = 0;
       for (std::int64_t j = 0; j < D_; ++j) {
         const double go = FromBits(x_.d_o[Size(at + j)]);
@@ -185,7 +185,8 @@ Inputs MakeInputs(const Problem& p) {
   fill(x.f, n, p.regime == Regime::kLong ? 0.3f : 1.f);
   fill(x.beta, static_cast<std::size_t>(x.tokens * p.n_heads), 1);
   if (p.same_keys && x.tokens > 0) {
-    for (std::int64_t t = 1; t < x.tokens; ++t) std::copy_n(x.k.begin(), width, &x.k[static_cast<std::size_t>(t * x.row)]);
+    for (std::int64_t t = 1; t < x.tokens; ++t)
+      std::copy_n(x.k.begin(), width, &x.k[static_cast<std::size_t>(t * x.row)]);
     std::fill(x.beta.begin(), x.beta.end(), ToBits(6.f));
   }
   for (int h = 0; h < p.n_heads; ++h) x.a_log.push_back(0.2f * normal(random));
@@ -206,7 +207,8 @@ Inputs MakeInputs(const Problem& p) {
 Outputs Reference(const Problem& p, const Inputs& x, bool backward,
                   std::vector<double>* token_states) {
   const auto rows = static_cast<std::size_t>(x.tokens * p.n_heads);
-  const auto dim = static_cast<std::size_t>(p.dim), pairs = p.lengths.size() * static_cast<std::size_t>(p.n_heads);
+  const auto dim = static_cast<std::size_t>(p.dim),
+             pairs = p.lengths.size() * static_cast<std::size_t>(p.n_heads);
   Outputs out;
   out.o.resize(rows * dim), out.state.resize(pairs * dim * dim);
   if (token_states) token_states->resize(rows * dim * dim);
@@ -217,7 +219,8 @@ Outputs Reference(const Problem& p, const Inputs& x, bool backward,
   }
   std::atomic<std::size_t> next{0};
   std::vector<std::thread> threads;
-  const std::size_t workers = std::min<std::size_t>(pairs, std::max(1u, std::thread::hardware_concurrency()));
+  const std::size_t workers =
+      std::min<std::size_t>(pairs, std::max(1u, std::thread::hardware_concurrency()));
   for (std::size_t w = 0; w < workers; ++w) {
     threads.emplace_back([&] {
       for (std::size_t i = next++; i < pairs; i = next++) {

@@ -39,8 +39,8 @@ struct Inputs {
 Inputs MakeInputs(const Problem& p);
 
 struct Outputs {
-  std::vector<double> o, state;                              // [T, H, D], [N, H, D, D]
-  std::vector<double> dq, dk, dv, df, dbeta, d_state;        // as their inputs, dense
+  std::vector<double> o, state;                        // [T, H, D], [N, H, D, D]
+  std::vector<double> dq, dk, dv, df, dbeta, d_state;  // as their inputs, dense
   std::vector<double> da_log, ddt_bias;
 };
 /// Runs every (sequence, head) on all processors. `tokens_state`, if asked for: [T, H, D, D].

@@ -27,9 +27,10 @@ def function(n, from_registers):
         name, a_type = "WgmmaSs", "uint64_t a"
         a_text, a_args, used = f"%{count}", '"l"(a)', 1
         flags = f"p, 1, 1, 0, %{count + used + 2}"
+    gap = "\n" + 40 * " " if from_registers else " "  # as clang-format breaks the line
     return f"""
 template <int kTransposed>
-__device__ __forceinline__ void {name}(float (&d)[{count}], {a_type}, uint64_t b, int accumulate) {{
+__device__ __forceinline__ void {name}(float (&d)[{count}], {a_type}, uint64_t b,{gap}int accumulate) {{
   // clang-format off
   asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + used + 1}, 0;\\n"
       "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 "

@@ -25,8 +25,8 @@ typedef enum k3_kda_status {
   K3_KDA_OK = 0,
   K3_KDA_INVALID = 1,         /* a null pointer, a size or an alignment that the call cannot take */
   K3_KDA_SMALL_WORKSPACE = 2, /* fewer bytes than the size query asks for */
-  K3_KDA_NO_CUDA = 3,         /* built without CUDA, or the device is not of compute capability 9.0 */
-  K3_KDA_LAUNCH = 4           /* the CUDA runtime refused a launch */
+  K3_KDA_NO_CUDA = 3, /* built without CUDA, or the device is not of compute capability 9.0 */
+  K3_KDA_LAUNCH = 4   /* the CUDA runtime refused a launch */
 } k3_kda_status;
 
 /* One line of English for a status; never null. */
@@ -63,9 +63,9 @@ typedef struct k3_kda_inputs {
 /* How the forward pass is cut; K3_KDA_AUTO is right unless variants are being compared. */
 typedef enum k3_kda_plan {
   K3_KDA_AUTO = 0,
-  K3_KDA_FUSED = 1,     /* one kernel, one SM for each (sequence, head); D = 128, bound >= -5 */
-  K3_KDA_SPLIT = 2,     /* chunk operands to memory, then state chains of 64 values; the same */
-  K3_KDA_RECURRENT = 3  /* token by token; every form */
+  K3_KDA_FUSED = 1,    /* one kernel, one SM for each (sequence, head); D = 128, bound >= -5 */
+  K3_KDA_SPLIT = 2,    /* chunk operands to memory, then state chains of 64 values; the same */
+  K3_KDA_RECURRENT = 3 /* token by token; every form */
 } k3_kda_plan;
 
 /* Bytes of workspace the forward pass needs at `plan` (0 is possible). Negative: the batch or the

@@ -22,9 +22,7 @@ __device__ __forceinline__ uint32_t PackHalf(float low, float high) {
   return r;
 }
 __device__ __forceinline__ float Low(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float High(uint32_t pair) {
-  return __uint_as_float(pair & 0xffff0000u);
-}
+__device__ __forceinline__ float High(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ uint32_t MulBf16x2(uint32_t a, uint32_t b) {
   uint32_t r;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -76,10 +74,7 @@ __device__ __forceinline__ uint32_t Load32(uint32_t address) {
 }
 __device__ __forceinline__ uint2 Load64(uint32_t address) {
   uint2 r;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
-               : "=r"(r.x), "=r"(r.y)
-               : "r"(address)
-               : "memory");
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
   return r;
 }
 __device__ __forceinline__ float4 LoadF4(uint32_t address) {
@@ -92,10 +87,7 @@ __device__ __forceinline__ float4 LoadF4(uint32_t address) {
 }
 __device__ __forceinline__ float2 LoadF2(uint32_t address) {
   float2 r;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-               : "=f"(r.x), "=f"(r.y)
-               : "r"(address)
-               : "memory");
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(address) : "memory");
   return r;
 }
 
@@ -170,7 +162,9 @@ __device__ __forceinline__ void CopyAsync(uint32_t to, const void* from, bool va
                "r"(valid ? 16 : 0)
                : "memory");
 }
-__device__ __forceinline__ void CopyCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void CopyCommit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 /// Arrives on the barrier when this thread's copies so far have landed.
 __device__ __forceinline__ void CopyArrive(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -204,10 +198,10 @@ __device__ __forceinline__ void LoadMatrix4Transposed(uint32_t* r, uint32_t addr
 }
 __device__ __forceinline__ void StoreMatrix4Transposed(uint32_t address, uint32_t a, uint32_t b,
                                                        uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   address),
-               "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
 }
 __device__ __forceinline__ uint32_t LoadMatrix1(uint32_t address) {
   uint32_t r;

@@ -81,11 +81,16 @@ extern "C" {
 
 const char* k3_kda_status_text(k3_kda_status status) {
   switch (status) {
-    case K3_KDA_OK: return "queued";
-    case K3_KDA_INVALID: return "an argument is null, misaligned or out of range";
-    case K3_KDA_SMALL_WORKSPACE: return "the workspace is smaller than the size query asks for";
-    case K3_KDA_NO_CUDA: return "no device of compute capability 9.0";
-    case K3_KDA_LAUNCH: return "the CUDA runtime refused a launch";
+    case K3_KDA_OK:
+      return "queued";
+    case K3_KDA_INVALID:
+      return "an argument is null, misaligned or out of range";
+    case K3_KDA_SMALL_WORKSPACE:
+      return "the workspace is smaller than the size query asks for";
+    case K3_KDA_NO_CUDA:
+      return "no device of compute capability 9.0";
+    case K3_KDA_LAUNCH:
+      return "the CUDA runtime refused a launch";
   }
   return "not a status";
 }
@@ -123,8 +128,7 @@ k3_kda_status k3_kda_forward(const k3_kda_batch* batch, const k3_kda_inputs* inp
 }
 
 k3_kda_status k3_kda_decode(const k3_kda_batch* batch, const k3_kda_inputs* inputs, void* o,
-                            int64_t o_row_stride, float* state, float* token_states,
-                            void* stream) {
+                            int64_t o_row_stride, float* state, float* token_states, void* stream) {
   if (!BatchOk(batch) || !InputsOk(*batch, inputs)) return K3_KDA_INVALID;
   if (batch->n_tokens > 0 && !TensorOk(*batch, o, o_row_stride)) return K3_KDA_INVALID;
   if (state == nullptr || !Aligned(state) || !Aligned(token_states)) return K3_KDA_INVALID;
@@ -163,11 +167,17 @@ k3_kda_status k3_kda_backward(const k3_kda_batch* batch, const k3_kda_inputs* in
   if (!DeviceOk()) return K3_KDA_NO_CUDA;
   KdaParams p = Params(*batch, *inputs, nullptr, 0);
   p.s_in = initial_state;
-  const KdaGradients out = {static_cast<const bf16*>(d_o.data), d_o.row_stride, d_final_state,
-                            static_cast<bf16*>(g.dq),           static_cast<bf16*>(g.dk),
-                            static_cast<bf16*>(g.dv),           static_cast<bf16*>(g.df),
-                            g.dbeta,                            g.da_log,
-                            g.ddt_bias,                         g.d_initial_state};
+  const KdaGradients out = {static_cast<const bf16*>(d_o.data),
+                            d_o.row_stride,
+                            d_final_state,
+                            static_cast<bf16*>(g.dq),
+                            static_cast<bf16*>(g.dk),
+                            static_cast<bf16*>(g.dv),
+                            static_cast<bf16*>(g.df),
+                            g.dbeta,
+                            g.da_log,
+                            g.ddt_bias,
+                            g.d_initial_state};
   return Launched(LaunchKdaBackward(p, out, workspace, static_cast<cudaStream_t>(stream)));
 }
 

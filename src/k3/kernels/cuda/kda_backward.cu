@@ -12,16 +12,16 @@ struct ChunkStates {
   const bf16* U;        // [n_tokens, n_heads, 128]
 };
 
-/// Second half of GradientKernel: from the six gradient tiles of a warp to dq, dk and the gradient by
-/// the running decay. Needs dots of whole rows, which meet in shared memory.
+/// Second half of GradientKernel: from the six gradient tiles of a warp to dq, dk and the gradient
+/// by the running decay. Needs dots of whole rows, which meet in shared memory.
 struct WarpGradients {
   GradientTile dk, dq;  // by the normalised rows (q without its scale factor)
 
   __device__ __forceinline__ void Combine(const KdaParams& p, int64_t token, int count, int head,
-                                          uint32_t base, int warp, int lane, const GradientTile& dqd,
-                                          const GradientTile& dkd, const GradientTile& dkr,
-                                          const GradientTile& dqc, const GradientTile& dkc,
-                                          const GradientTile& dki);
+                                          uint32_t base, int warp, int lane,
+                                          const GradientTile& dqd, const GradientTile& dkd,
+                                          const GradientTile& dkr, const GradientTile& dqc,
+                                          const GradientTile& dkc, const GradientTile& dki);
   __device__ __forceinline__ void Store(const KdaParams& p, const KdaGradients& out, int64_t token,
                                         int count, int head, uint32_t base, int warp, int lane);
 };
@@ -71,15 +71,17 @@ __device__ __forceinline__ void WarpGradients::Combine(
           const float gq = dqc[m][n][i] * up * p.scale + q_first + diagonal * k;
           dk[m][n][i] = gk;
           dq[m][n][i] = gq;
-          // The rounded tiles, so that what a pair of tokens adds at one it takes away at the other.
-          dg[c] = dkc[m][n][i] * (c ? High(kc) : Low(kc)) + dqc[m][n][i] * (c ? High(qc) : Low(qc)) -
+          // The rounded tiles, so that what a pair of tokens adds at one it takes away at the
+          // other.
+          dg[c] = dkc[m][n][i] * (c ? High(kc) : Low(kc)) +
+                  dqc[m][n][i] * (c ? High(qc) : Low(qc)) -
                   dki[m][n][i] * (c ? High(ki) : Low(ki)) + k * (k_first - k_end) + q * q_first;
           dots[0][m][r] += q * gq;
           dots[1][m][r] += k * gk;
           ends[n][c] += k * k_end;
         }
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(base + At::kDg +
-                                                               row * At::kFloatRow + key * 4),
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(base + At::kDg + row * At::kFloatRow +
+                                                              key * 4),
                      "f"(dg[0]), "f"(dg[1])
                      : "memory");
       }
@@ -302,7 +304,8 @@ cudaError_t LaunchKdaBackward(const KdaParams& p, const KdaGradients& g, void* w
   if (error != cudaSuccess) return error;
 
   constexpr uint32_t kDynamic = GradientLayout::kBytes + 1024;
-  error = cudaFuncSetAttribute(GradientKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kDynamic);
+  error =
+      cudaFuncSetAttribute(GradientKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kDynamic);
   if (error != cudaSuccess) return error;
   GradientKernel<<<static_cast<unsigned>(blocks), 256, kDynamic, stream>>>(p, g, {S, dS, U});
   return cudaGetLastError();

@@ -39,7 +39,6 @@ __device__ __forceinline__ uint4* StateDump(const KdaParams& p, int64_t slot, in
   return p.dump + ((slot * p.n_heads + head) * 2 + half) * 1024;
 }
 
-
 /// Stores a warp's columns of a chunk of which `left` rows exist, 16 bytes of two rows a lane.
 __device__ __forceinline__ void ChainStoreOutputs(bf16* to, int64_t row_stride, int left,
                                                   uint32_t tile, int lane) {
@@ -146,7 +145,8 @@ __device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint
   if constexpr (kKind != ChainKind::kForward) {
 #pragma unroll
     for (int s = 0; s < 8; ++s) {
-      dump[s * 128] = make_uint4(state[4 * s], state[4 * s + 1], state[4 * s + 2], state[4 * s + 3]);
+      dump[s * 128] =
+          make_uint4(state[4 * s], state[4 * s + 1], state[4 * s + 2], state[4 * s + 3]);
     }
   }
   float x[16];
@@ -234,8 +234,8 @@ __device__ __forceinline__ void RunChain(const KdaParams& p, const ChainJob& job
     const int left = n == 0 ? 0 : kReverse && n == 1 ? last : kChunk;
     BarrierWait(sm.full + 8 * stage, parity);
     __syncwarp();
-    ChainStep<kKind, StageLayout::kValueRow>(record, record + values, sm.empty + 8 * stage, fragment,
-                                             dump, lane, S, [&] {
+    ChainStep<kKind, StageLayout::kValueRow>(record, record + values, sm.empty + 8 * stage,
+                                             fragment, dump, lane, S, [&] {
                                                ChainStoreOutputs(o, p.o_row, left, piece, lane);
                                                o += step;
                                                __syncwarp();

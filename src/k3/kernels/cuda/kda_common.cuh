@@ -14,10 +14,10 @@ struct KdaParams {
   const bf16 *q, *k, *v, *f, *beta;
   int64_t q_row, k_row, v_row, f_row, beta_row, o_row;
   const float *a_log, *dt_bias;
-  const float* s_in;   // null: zeros
-  float* s_out;        // null: not kept
+  const float* s_in;    // null: zeros
+  float* s_out;         // null: not kept
   float* token_states;  // null: not kept
-  uint4* dump;           // states at chunk borders, for the backward pass
+  uint4* dump;          // states at chunk borders, for the backward pass
   bf16* o;
   const int* cu;  // null: one sequence
   int n_sequences, n_heads;

@@ -18,11 +18,11 @@ struct PrepJobs {
   int head, slot, left, n_slots;
   SlotJob chunk;
 
-  __device__ __forceinline__ PrepJobs(const KdaParams& p, int n_slots, int64_t jobs)
-      : n_slots(n_slots) {
+  __device__ __forceinline__ PrepJobs(const KdaParams& p, int slots, int64_t jobs)
+      : n_slots(slots) {
     const int64_t first = jobs * blockIdx.x / gridDim.x;
     left = static_cast<int>(jobs * (blockIdx.x + 1) / gridDim.x - first);
-    head = static_cast<int>(first / n_slots), slot = static_cast<int>(first % n_slots);
+    head = static_cast<int>(first / slots), slot = static_cast<int>(first % slots);
     Find(p);
   }
   __device__ __forceinline__ void Next(const KdaParams& p) {
@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(128, 3)
   PrepLoad(p, job.chunk.token, job.chunk.count, job.head, smem + kPrepRaw, warp, lane);
   while (!job.Done()) {
     const int head = job.head;
-    unsigned char* to = records + (static_cast<int64_t>(job.slot) * p.n_heads + head) * kRecordBytes;
+    unsigned char* to =
+        records + (static_cast<int64_t>(job.slot) * p.n_heads + head) * kRecordBytes;
     const float beta = PrepBeta(logit);
     PrepTokens x;
     CopyWait<0>();
@@ -108,9 +109,8 @@ __global__ void __launch_bounds__(160, 1)
   __shared__ int sequence_of_rank;
   const uint32_t base = AlignedShared(dynamic);
   const int pair = blockIdx.x / 2, head = pair % p.n_heads;
-  const int sequence =
-      p.n_sequences <= 160 ? SequenceOfRank(p, pair / p.n_heads, &sequence_of_rank)
-                           : pair / p.n_heads;
+  const int sequence = p.n_sequences <= 160 ? SequenceOfRank(p, pair / p.n_heads, &sequence_of_rank)
+                                            : pair / p.n_heads;
   const Rows rows = SequenceRows(p.cu, p.n_tokens, sequence);
   const int chunks = __shfl_sync(~0u, (rows.count + kChunk - 1) / kChunk, 0);  // uniform
   if (threadIdx.x == 0) {
@@ -143,10 +143,7 @@ __global__ void __launch_bounds__(160, 1)
   }
   const ChainJob job = {rows, chunks, head, column,
                         (static_cast<int64_t>(sequence) * p.n_heads + head) * 128 * 128};
-  const ChainSmem sm = {base,
-                        base + Layout::kFull,
-                        base + Layout::kEmpty,
-                        Stage<64>::kValues,
+  const ChainSmem sm = {base, base + Layout::kFull, base + Layout::kEmpty, Stage<64>::kValues,
                         base + Layout::kOutput};
   RunChain<ChainKind::kForward, kSplitStages, 64>(p, job, sm);
 }
@@ -160,9 +157,9 @@ int64_t KdaSplitWorkspace(int64_t n_tokens, int n_sequences, int n_heads) {
 cudaError_t LaunchKdaFused(const KdaParams& p, cudaStream_t stream) {
   const int blocks = p.n_sequences * p.n_heads;
   if (blocks == 0) return cudaSuccess;
-  const cudaError_t error = cudaFuncSetAttribute(
-      FusedKernel<ChainKind::kForward>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-      FusedLayout::kDynamic);
+  const cudaError_t error =
+      cudaFuncSetAttribute(FusedKernel<ChainKind::kForward>,
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, FusedLayout::kDynamic);
   if (error != cudaSuccess) return error;
   FusedKernel<ChainKind::kForward><<<blocks, 512, FusedLayout::kDynamic, stream>>>(p);
   return cudaGetLastError();
@@ -171,8 +168,8 @@ cudaError_t LaunchKdaFused(const KdaParams& p, cudaStream_t stream) {
 cudaError_t LaunchKdaSplit(const KdaParams& p, void* workspace, cudaStream_t stream) {
   const int pairs = p.n_sequences * p.n_heads;
   if (pairs == 0) return cudaSuccess;
-  cudaError_t error = cudaFuncSetAttribute(
-      PrepKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kPrepDynamic);
+  cudaError_t error =
+      cudaFuncSetAttribute(PrepKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kPrepDynamic);
   if (error == cudaSuccess) {
     error = cudaFuncSetAttribute(SplitChainKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  SplitLayout::kDynamic);

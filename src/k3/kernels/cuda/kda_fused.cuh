@@ -62,10 +62,7 @@ constexpr int kFusedStages = 3;
 
 // Registers a thread of each role; both sum up to twice the 128 of the launch. The chain waits for
 // records anyway, so it is the one that lives with fewer than it would like.
-#ifndef K3_CHAIN_REGS
-#define K3_CHAIN_REGS 144
-#endif
-constexpr int kChainRegisters = K3_CHAIN_REGS, kPrepRegisters = 256 - kChainRegisters;
+constexpr int kChainRegisters = 144, kPrepRegisters = 256 - kChainRegisters;
 struct FusedLayout {
   static constexpr uint32_t kStage = Stage<128>::kBytes;
   static constexpr uint32_t kPrep = kFusedStages * kStage;  // two prep warpgroups
@@ -78,8 +75,8 @@ static_assert(FusedLayout::kDynamic <= 227 * 1024);
 
 /// A prep warpgroup of the fused kernel: every second chunk.
 template <ChainKind kKind>
-__device__ __forceinline__ void FusedPrep(const KdaParams& p, const Rows& rows, int chunks, int head,
-                                          uint32_t base, int group) {
+__device__ __forceinline__ void FusedPrep(const KdaParams& p, const Rows& rows, int chunks,
+                                          int head, uint32_t base, int group) {
   using Layout = FusedLayout;
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const uint32_t smem = base + Layout::kPrep + group * kPrepBytes;
@@ -108,8 +105,8 @@ __device__ __forceinline__ void FusedPrep(const KdaParams& p, const Rows& rows, 
     NamedBarrier(barrier, 128);
     const uint32_t to = base + stage * Layout::kStage;
     BarrierWait(base + Layout::kEmpty + 8 * stage, parity ^ 1);
-    LoadValues<128>(p, rows.begin + first_of(n), count_of(n), head * 128,
-                    to + Stage<128>::kValues, threadIdx.x % 128, 128);
+    LoadValues<128>(p, rows.begin + first_of(n), count_of(n), head * 128, to + Stage<128>::kValues,
+                    threadIdx.x % 128, 128);
     CopyCommit();
     PrepTiles(x, smem, to, warp, lane);
     FenceAsync();
@@ -157,12 +154,13 @@ __global__ void __launch_bounds__(512, 1) FusedKernel(const __grid_constant__ Kd
     FusedPrep<kKind>(p, rows, chunks, head, base, group - 2);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kChainRegisters));
-    const ChainJob job = {rows, chunks, head, 64 * group,
+    const ChainJob job = {rows,
+                          chunks,
+                          head,
+                          64 * group,
                           (static_cast<int64_t>(sequence) * p.n_heads + head) * 128 * 128,
                           FirstSlot(rows, sequence)};
-    const ChainSmem sm = {base,
-                          base + Layout::kFull,
-                          base + Layout::kEmpty,
+    const ChainSmem sm = {base, base + Layout::kFull, base + Layout::kEmpty,
                           Stage<128>::kValues + 128 * group,
                           base + Layout::kOutputs + group * kOutputTile};
     RunChain<kKind, kFusedStages, 128>(p, job, sm);

@@ -1,11 +1,11 @@
-// The last step of the backward pass: gradients of one chunk of one head, chunks independent of each
-// other. Given the state S before the chunk, dS behind it, U and dR = dv (see kda_chain.cuh):
+// The last step of the backward pass: gradients of one chunk of one head, chunks independent of
+// each other. Given the state S before the chunk, dS behind it, U and dR = dv (see kda_chain.cuh):
 //   dQd = dO S^T      dKd = -dR S^T      dKr = U dS^T          dA = strict_lower(dO U^T)
 //   dP  = strict_lower(-dR U^T), the gradient of Kc Ki^T
 //   dKc = dP Ki       dQc = dA Ki        dKi = dP^T Kc + dA^T Qc
-// and dbeta_i = (dR_i . U_i) / beta_i^2, since (I + L) U = diag(beta) R. The diagonal of dO U^T meets
-// q_i . k_i without any decay and is added apart: in the gradient by the decay it would only be
-// subtracted again, and what rounding leaves of it can be more than the gradient.
+// and dbeta_i = (dR_i . U_i) / beta_i^2, since (I + L) U = diag(beta) R. The diagonal of dO U^T
+// meets q_i . k_i without any decay and is added apart: in the gradient by the decay it would only
+// be subtracted again, and what rounding leaves of it can be more than the gradient.
 #pragma once
 
 #include "k3/kernels/cuda/kda_backward.cuh"
@@ -19,14 +19,14 @@ struct GradientLayout {
   static constexpr uint32_t kS = 0, kDs = kS + 128 * kRow;  // [value][key] bf16
   static constexpr uint32_t kDo = kDs + 128 * kRow, kU = kDo + kTile, kDr = kU + kTile;
   static constexpr uint32_t kKc = kDr + kTile, kQc = kKc + kTile, kKi = kQc + kTile;
-  static constexpr uint32_t kE = kKi + kTile;                  // log2 decay less ref, f32
-  static constexpr uint32_t kDg = kE + kChunk * kFloatRow;     // by the running decay, f32
-  static constexpr uint32_t kSmall = kDg + kChunk * kFloatRow;  // dA, dP: rows of 80 bytes
+  static constexpr uint32_t kE = kKi + kTile;                    // log2 decay less ref, f32
+  static constexpr uint32_t kDg = kE + kChunk * kFloatRow;       // by the running decay, f32
+  static constexpr uint32_t kSmall = kDg + kChunk * kFloatRow;   // dA, dP: rows of 80 bytes
   static constexpr uint32_t kTotals = kSmall + 2 * kChunk * 80;  // [8][128] f32
-  static constexpr uint32_t kChannel = kTotals + 4096;  // 2^ref, 2^(end - ref), 2^end, and a sum
-  static constexpr uint32_t kNorms = kChannel + 4 * 512;    // [2][32] f32: q, k
-  static constexpr uint32_t kDots = kNorms + 256;           // [8][2][32] f32
-  static constexpr uint32_t kDiagonal = kDots + 2048;       // [32] f32: dO_i . U_i
+  static constexpr uint32_t kChannel = kTotals + 4096;    // 2^ref, 2^(end - ref), 2^end, and a sum
+  static constexpr uint32_t kNorms = kChannel + 4 * 512;  // [2][32] f32: q, k
+  static constexpr uint32_t kDots = kNorms + 256;         // [8][2][32] f32
+  static constexpr uint32_t kDiagonal = kDots + 2048;     // [32] f32: dO_i . U_i
   static constexpr uint32_t kBytes = kDiagonal + 128;
 };
 

@@ -1,8 +1,8 @@
 // The token-parallel part of the chunk form: one warpgroup turns 32 tokens of one head into the
 // operands of the state chain (a "record").
 //
-// With G the running sum of log2 decays inside the chunk, ref = G after 16 tokens rounded to a whole
-// number, everything per channel:
+// With G the running sum of log2 decays inside the chunk, ref = G after 16 tokens rounded to a
+// whole number, everything per channel:
 //   Kc = k 2^(G - ref)   Qc = q 2^(G - ref)   Ki = k 2^(ref - G)
 //   L = strict_lower(diag(beta) Kc Ki^T)      A = lower(Qc Ki^T)      M = (I + L)^-1 diag(beta)
 //   Kd = Kc 2^ref   Qd = Qc 2^ref   Kr = Ki 2^(G_end - ref)   decay = 2^G_end
@@ -35,7 +35,8 @@ constexpr uint32_t kPrepRaw = 0;  // q, k, f as loaded, rows of 256 bytes
 constexpr uint32_t kPrepKcQc = 3 * kTile, kPrepKi = 5 * kTile, kPrepTotals = 6 * kTile;
 constexpr uint32_t kPrepBytes = kPrepTotals + 2048;
 constexpr uint32_t kSolveBlock = 768;  // two 8x8 blocks of L, rows of 48 bytes
-constexpr uint32_t kSolveL = kPrepKcQc, kSolveL21 = kSolveL + 2 * kSolveBlock, kSolveX = kSolveL21 + 768;
+constexpr uint32_t kSolveL = kPrepKcQc, kSolveL21 = kSolveL + 2 * kSolveBlock,
+                   kSolveX = kSolveL21 + 768;
 
 /// Gate constants of one lane's four channels of one head.
 struct PrepHead {
@@ -68,7 +69,8 @@ __device__ __forceinline__ void PrepLoad(const KdaParams& p, int64_t token, int 
   CopyCommit();
 }
 
-/// Starts the load of `kWidth` values of each token by `threads` threads; missing rows become zeros.
+/// Starts the load of `kWidth` values of each token by `threads` threads; missing rows become
+/// zeros.
 template <int kWidth>
 __device__ __forceinline__ void LoadValues(const KdaParams& p, int64_t token, int count, int at,
                                            uint32_t to, int thread, int threads) {
@@ -83,8 +85,8 @@ __device__ __forceinline__ void LoadValues(const KdaParams& p, int64_t token, in
 }
 
 /// The bf16 logit of token `lane`, -inf past the end; loaded a chunk ahead of PrepBeta.
-__device__ __forceinline__ uint32_t PrepLogit(const KdaParams& p, int64_t token, int count, int head,
-                                              int lane) {
+__device__ __forceinline__ uint32_t PrepLogit(const KdaParams& p, int64_t token, int count,
+                                              int head, int lane) {
   uint32_t bits = 0xFF80;
   if (lane < count) {
     bits = reinterpret_cast<const uint16_t*>(p.beta)[(token + lane) * p.beta_row + head];
@@ -123,10 +125,10 @@ __device__ __forceinline__ void PrepGate(const PrepHead& h, uint32_t raw, int co
   for (int i = 0; i < 8; ++i) {
     const uint32_t at = raw + (8 * warp + i) * 256 + lane * 8;
     const uint2 q = Load64(at), k = Load64(at + kTile), f = Load64(at + 2 * kTile);
-    sums[i] = Low(q.x) * Low(q.x) + High(q.x) * High(q.x) + Low(q.y) * Low(q.y) +
-              High(q.y) * High(q.y);
-    sums[8 + i] = Low(k.x) * Low(k.x) + High(k.x) * High(k.x) + Low(k.y) * Low(k.y) +
-                  High(k.y) * High(k.y);
+    sums[i] =
+        Low(q.x) * Low(q.x) + High(q.x) * High(q.x) + Low(q.y) * Low(q.y) + High(q.y) * High(q.y);
+    sums[8 + i] =
+        Low(k.x) * Low(k.x) + High(k.x) * High(k.x) + Low(k.y) * Low(k.y) + High(k.y) * High(k.y);
     const float g[4] = {Low(f.x), High(f.x), Low(f.y), High(f.y)};
     const float bound = 8 * warp + i < count ? h.bound : 0.f;  // a missing token decays nothing
 #pragma unroll
@@ -222,10 +224,10 @@ __device__ __forceinline__ uint32_t SmallOffset(uint32_t row, uint32_t column) {
   return row * 64 + (((column >> 3) ^ ((row >> 1) & 3)) << 4) + (column & 7) * 2;
 }
 
-/// X = (I + L)^-1 of one diagonal 16x16 block of L, whose rows g and g + 8 are `l` (fragments of two
-/// 8x8 column blocks, not yet masked). The two 8x8 blocks on its diagonal by substitution in fp32,
-/// one lane a column; the block below them is -X22 L21 X11. Writes X diag(beta) to M, which is stored
-/// transposed, and X in fp16, transposed too, for the block of M below the diagonal.
+/// X = (I + L)^-1 of one diagonal 16x16 block of L, whose rows g and g + 8 are `l` (fragments of
+/// two 8x8 column blocks, not yet masked). The two 8x8 blocks on its diagonal by substitution in
+/// fp32, one lane a column; the block below them is -X22 L21 X11. Writes X diag(beta) to M, which
+/// is stored transposed, and X in fp16, transposed too, for the block of M below the diagonal.
 __device__ __forceinline__ void PrepSolve(uint32_t smem, uint32_t stage, float beta, uint32_t block,
                                           const float (&l)[8], int lane) {
   const uint32_t g = lane / 4, column = 2 * (lane % 4), half = (lane / 8) % 2, c = lane % 8;
@@ -298,8 +300,9 @@ __device__ __forceinline__ void PrepSolveBelow(uint32_t smem, uint32_t stage, fl
                          PackBf16(d1[0] * b2, d1[1] * b3), PackBf16(d1[2] * b2, d1[3] * b3));
 }
 
-/// L and A by wgmma over [Kc; Qc] (64 rows) and Ki, then M. Accumulator rows of warps 0 and 1 are L,
-/// of warps 2 and 3 A. `barrier`: named barrier of the warpgroup; barrier + 2 is for warps 0 and 1.
+/// L and A by wgmma over [Kc; Qc] (64 rows) and Ki, then M. Accumulator rows of warps 0 and 1 are
+/// L, of warps 2 and 3 A. `barrier`: named barrier of the warpgroup; barrier + 2 is for warps 0
+/// and 1.
 __device__ __forceinline__ void PrepProducts(uint32_t smem, uint32_t stage, float beta, int barrier,
                                              int warp, int lane) {
   float acc[16];
@@ -349,7 +352,8 @@ __device__ __forceinline__ void PrepProducts(uint32_t smem, uint32_t stage, floa
   if (warp == 1) PrepSolveBelow(smem, stage, beta, lane);
 }
 
-/// The block of M above the diagonal (below it as stored) is zero in every record: written once for each stage.
+/// The block of M above the diagonal (below it as stored) is zero in every record: written once for
+/// each stage.
 __device__ __forceinline__ void PrepClearM(uint32_t stage, int thread) {
   if (thread < 128) Store128(stage + kRecordM + thread * 16, make_uint4(0, 0, 0, 0));
 }

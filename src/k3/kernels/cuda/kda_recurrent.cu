@@ -43,8 +43,8 @@ struct TokenTerms {
     for (int i = 0; i < kPer; ++i) {
       q[i] = i % 2 ? High(x.q[i / 2]) : Low(x.q[i / 2]);
       k[i] = i % 2 ? High(x.k[i / 2]) : Low(x.k[i / 2]);
-      decay[i] = __expf(
-          LogDecay(i % 2 ? High(x.f[i / 2]) : Low(x.f[i / 2]), bias[i], a, p.lower_bound));
+      decay[i] =
+          __expf(LogDecay(i % 2 ? High(x.f[i / 2]) : Low(x.f[i / 2]), bias[i], a, p.lower_bound));
       qq += q[i] * q[i], kk += k[i] * k[i], kq += q[i] * k[i];
     }
 #pragma unroll
@@ -67,9 +67,9 @@ struct TokenTerms {
   }
 };
 
-/// A block owns kD / kSplit value columns of a head; a thread four columns of kRows key rows; a warp
-/// covers kLaneRows rows at once. Warps meet once a token, to add their parts of S'^T k and S'^T q:
-/// o = S'^T q + u (k . q) needs no second pass over the state.
+/// A block owns kD / kSplit value columns of a head; a thread four columns of kRows key rows; a
+/// warp covers kLaneRows rows at once. Warps meet once a token, to add their parts of S'^T k and
+/// S'^T q: o = S'^T q + u (k . q) needs no second pass over the state.
 template <int kD, int kSplit, int kWarps>
 struct Shape {
   static constexpr int kColumns = kD / kSplit, kLaneColumns = kColumns / 4;
@@ -83,8 +83,9 @@ struct Shape {
 
 template <int kD, int kSplit, int kWarps>
 __device__ __forceinline__ void Step(const KdaParams& p, const TokenInputs<kD>& x,
-                                     const TokenTerms<kD>& terms, int64_t token, int head, int column,
-                                     int parity, typename Shape<kD, kSplit, kWarps>::Shared& shared,
+                                     const TokenTerms<kD>& terms, int64_t token, int head,
+                                     int column, int parity,
+                                     typename Shape<kD, kSplit, kWarps>::Shared& shared,
                                      float4 (&S)[Shape<kD, kSplit, kWarps>::kRows]) {
   using Sh = Shape<kD, kSplit, kWarps>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -120,9 +121,8 @@ __device__ __forceinline__ void Step(const KdaParams& p, const TokenInputs<kD>& 
     sk.x += y.x, sk.y += y.y, sk.z += y.z, sk.w += y.w;
     sq.x += z.x, sq.y += z.y, sq.z += z.z, sq.w += z.w;
   }
-  const float4 u =
-      make_float4(terms.beta * (Low(x.v.x) - sk.x), terms.beta * (High(x.v.x) - sk.y),
-                  terms.beta * (Low(x.v.y) - sk.z), terms.beta * (High(x.v.y) - sk.w));
+  const float4 u = make_float4(terms.beta * (Low(x.v.x) - sk.x), terms.beta * (High(x.v.x) - sk.y),
+                               terms.beta * (Low(x.v.y) - sk.z), terms.beta * (High(x.v.y) - sk.w));
 #pragma unroll
   for (int r = 0; r < Sh::kRows; ++r) {
     const float k = shared.terms[warp][1][first + r];
@@ -179,8 +179,8 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) RecurrentKernel(const Kd
   }
 }
 
-// Many states: a block walks over heads and keeps three states of 64 KB in flight, one loading, one in
-// registers, one on its way out, each moved by one bulk copy. Inputs come one head ahead.
+// Many states: a block walks over heads and keeps three states of 64 KB in flight, one loading, one
+// in registers, one on its way out, each moved by one bulk copy. Inputs come one head ahead.
 constexpr int kStateBytes = 128 * 128 * 4, kStreamBuffers = 3;
 constexpr int kStreamDynamic = kStreamBuffers * kStateBytes + 128;
 
@@ -197,8 +197,8 @@ __global__ void __launch_bounds__(256, 1) StreamKernel(const __grid_constant__ K
   auto load = [&](int pair, int buffer) {
     const uint32_t barrier = SharedAddress(&barriers[buffer]);
     BarrierArriveExpect(barrier, kStateBytes);
-    BulkLoad(base + buffer * kStateBytes, p.s_in + static_cast<int64_t>(pair) * kD * kD, kStateBytes,
-             barrier);
+    BulkLoad(base + buffer * kStateBytes, p.s_in + static_cast<int64_t>(pair) * kD * kD,
+             kStateBytes, barrier);
   };
   if (threadIdx.x == 0) {
     for (auto& barrier : barriers) BarrierInit(SharedAddress(&barrier), 1);

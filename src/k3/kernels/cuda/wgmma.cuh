@@ -7,7 +7,8 @@
 namespace k3::cuda {
 
 template <int kTransposed>
-__device__ __forceinline__ void WgmmaRs(float (&d)[16], const uint32_t* a, uint64_t b, int accumulate) {
+__device__ __forceinline__ void WgmmaRs(float (&d)[16], const uint32_t* a, uint64_t b,
+                                        int accumulate) {
   // clang-format off
   asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
@@ -18,7 +19,8 @@ __device__ __forceinline__ void WgmmaRs(float (&d)[16], const uint32_t* a, uint6
 }
 
 template <int kTransposed>
-__device__ __forceinline__ void WgmmaRs(float (&d)[32], const uint32_t* a, uint64_t b, int accumulate) {
+__device__ __forceinline__ void WgmmaRs(float (&d)[32], const uint32_t* a, uint64_t b,
+                                        int accumulate) {
   // clang-format off
   asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
@@ -29,7 +31,8 @@ __device__ __forceinline__ void WgmmaRs(float (&d)[32], const uint32_t* a, uint6
 }
 
 template <int kTransposed>
-__device__ __forceinline__ void WgmmaRs(float (&d)[64], const uint32_t* a, uint64_t b, int accumulate) {
+__device__ __forceinline__ void WgmmaRs(float (&d)[64], const uint32_t* a, uint64_t b,
+                                        int accumulate) {
   // clang-format off
   asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
