@@ -76,7 +76,9 @@ int64_t k3_kda_forward_workspace(const k3_kda_batch* batch, float lower_bound, k
  * initial_state, final_state: [n_sequences, n_heads, D, D] f32, may be one buffer. No initial state
  * means zeros; a null final_state is not written. An empty sequence copies its state.
  * Error against float64 (relative L2): below 4.5e-3 for o and the state, 6e-3 with long memory.
- * bf16 operands and fp32 state; the same call twice gives the same bits. */
+ * bf16 operands and fp32 state; the same call twice gives the same bits. Worse where I + L of a
+ * chunk is ill-conditioned: equal keys, beta near 1 and no decay gave 7e-2 (K3_KDA_RECURRENT does
+ * not suffer). o must not overlap an input. */
 k3_kda_status k3_kda_forward(const k3_kda_batch* batch, const k3_kda_inputs* inputs, void* o,
                              int64_t o_row_stride, const float* initial_state, float* final_state,
                              k3_kda_plan plan, void* workspace, size_t workspace_bytes,
@@ -103,6 +105,7 @@ typedef struct k3_kda_gradients {
   float* d_initial_state;
 } k3_kda_gradients;
 
+/* Negative: no backward for this form; it needs head_dim 128 and -5 <= lower_bound < 0. */
 int64_t k3_kda_backward_workspace(const k3_kda_batch* batch, float lower_bound);
 
 k3_kda_status k3_kda_backward(const k3_kda_batch* batch, const k3_kda_inputs* inputs,
