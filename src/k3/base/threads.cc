@@ -118,6 +118,15 @@ struct ThreadPool::Impl {
     in_parallel_region = false;
   }
 
+  void Stop() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    start.notify_all();
+    for (auto& t : workers) t.join();
+  }
+
   void Work() {
     while (!stop.load()) {
       if (SpinUntil(spin, [&] { return HasWork(); })) {
@@ -135,17 +144,15 @@ struct ThreadPool::Impl {
 ThreadPool::ThreadPool(int threads) : size_(std::max(1, threads)), impl_(std::make_unique<Impl>()) {
   // More threads than processors: whoever spins keeps another one from working.
   if (size_ <= UsableCpus()) impl_->spin = kSpin;
-  for (int i = 1; i < size_; ++i) impl_->workers.emplace_back([this] { impl_->Work(); });
+  try {
+    for (int i = 1; i < size_; ++i) impl_->workers.emplace_back([this] { impl_->Work(); });
+  } catch (...) {  // the system gives no more threads: end those that run before it is reported
+    impl_->Stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->stop = true;
-  }
-  impl_->start.notify_all();
-  for (auto& t : impl_->workers) t.join();
-}
+ThreadPool::~ThreadPool() { impl_->Stop(); }
 
 void ThreadPool::Run(std::int64_t n, std::int64_t grain, Call call, void* fn) {
   if (in_parallel_region) return call(fn, 0, n);
