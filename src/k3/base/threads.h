@@ -14,6 +14,7 @@ int UsableCpus();
 /// ParallelFor may be called from one thread at a time; a nested call runs serially.
 class ThreadPool {
  public:
+  /// Where the system refuses to start all of them, the pool is smaller: see size().
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -22,7 +23,7 @@ class ThreadPool {
   int size() const { return size_; }
 
   /// Calls fn(begin, end) for disjoint ranges covering [0, n), each of at most `grain` items.
-  /// Returns when all are done. fn must not throw.
+  /// Returns when all are done. Where memory ran out in fn the caller gets the std::bad_alloc.
   template <class F>
   void ParallelFor(std::int64_t n, std::int64_t grain, F&& fn) {
     if (n <= 0) return;
