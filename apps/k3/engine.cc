@@ -49,7 +49,10 @@ void AddModel(CLI::App& app, std::string& model) {
   app.add_option(
          "MODEL", model,
          "Model folder (config.json, safetensors, tiktoken.model); without it the demo model")
-      ->type_name("");
+      ->type_name("")
+      ->check([](const std::string& text) {
+        return text.empty() ? std::string("found \"\", expected a folder") : std::string();
+      });
 }
 
 void AddEngineOptions(CLI::App& app, EngineOptions& options, bool with_context) {
@@ -114,6 +117,10 @@ std::unique_ptr<Engine> LoadEngine(const EngineOptions& options, int& exit_code)
   const int threads = options.threads > 0 ? static_cast<int>(options.threads) : UsableCpus();
   engine->exec =
       std::make_unique<Exec>(threads, options.math == "fast" ? MathMode::kFast : MathMode::kExact);
+  if (engine->exec->pool.size() < threads) {
+    Warn(fmt::format("--threads: {} wanted, the system starts only {}", threads,
+                     engine->exec->pool.size()));
+  }
   engine->runner = std::make_unique<ModelRunner>(*engine->model, *engine->exec);
   return engine;
 }
