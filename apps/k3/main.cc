@@ -17,6 +17,7 @@ namespace {
 constexpr const char* kFooter =
     "Examples:\n"
     "  k3 run -p \"Once upon a time\" -n 60\n"
+    "  k3 chat MODEL\n"
     "  k3 tokenize -p \"Hello, world\"\n"
     "  k3 eval ppl --text books.txt --docs 8\n"
     "Without MODEL a command uses the demo model, or the folder that K3_MODEL names.";
@@ -87,10 +88,14 @@ int Main(int argc, char** argv) {
   app.footer(std::string(kFooter) + kExitCodesHelp);
   Action action;
   AddRun(app, action);
+  AddChat(app, action);
   AddTokenize(app, action);
   AddEval(app, action);
   AddTrace(app, action);
   AddBench(app, action);
+  AddInspect(app, action);
+  AddPlan(app, action);
+  AddCheck(app, action);
   AddInfo(app, action);
   if (UnknownCommand(app, argc, argv)) return kExitUsage;
   try {

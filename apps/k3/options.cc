@@ -9,6 +9,7 @@
 #include <numeric>
 #include <utility>
 
+#include "k3/base/memory.h"
 #include "k3/io/mapped_file.h"
 
 namespace k3::app {
@@ -87,6 +88,20 @@ CLI::Option* AddReal(CLI::App& app, const std::string& name, double& value, Real
           },
           help)
       ->type_name("X");
+}
+
+CLI::Option* AddMemory(CLI::App& app, std::int64_t& value) {
+  return app
+      .add_option_function<std::string>(
+          "--memory",
+          [&value](const std::string& text) {
+            auto parsed = ParseBytes(text);
+            if (!parsed.ok()) Refuse("--memory", parsed.message());
+            value = *parsed;
+          },
+          "Memory to plan with, such as 512M, 64G or 64Gi (default: what the machine or the "
+          "control group has left)")
+      ->type_name("BYTES");
 }
 
 CLI::Option* AddSeed(CLI::App& app, std::uint64_t& value) {

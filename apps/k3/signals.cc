@@ -16,8 +16,17 @@ namespace {
 std::atomic<bool> interrupted{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "used in a signal handler");
 
-void OnInterrupt(int) {
-  if (interrupted.exchange(true)) _exit(kExitInterrupted);
+std::atomic<bool> terminated{false};
+std::atomic<const char*> last_words{nullptr};
+
+void OnInterrupt(int number) {
+  if (number == SIGTERM) terminated = true;
+  if (!interrupted.exchange(true)) return;
+  if (const char* words = last_words.load(); words != nullptr) {
+    const ssize_t ignored = write(STDOUT_FILENO, words, std::strlen(words));
+    static_cast<void>(ignored);
+  }
+  _exit(kExitInterrupted);
 }
 
 void SayInHandler(const char* text) {
@@ -67,5 +76,11 @@ void InstallSignalHandlers() {
 }
 
 const std::atomic<bool>& Interrupted() { return interrupted; }
+
+void ForgetInterrupt() { interrupted = terminated.load(); }
+
+bool Terminated() { return terminated; }
+
+void SetLastWords(const char* text) { last_words = text; }
 
 }  // namespace k3::app

@@ -18,4 +18,13 @@ void InstallSignalHandlers();
 /// Set by the first Ctrl-C.
 const std::atomic<bool>& Interrupted();
 
+/// For a program that goes on after Ctrl-C: forgets the one that was seen. SIGTERM stays.
+void ForgetInterrupt();
+/// SIGTERM arrived.
+bool Terminated();
+
+/// Written to standard output when a second Ctrl-C ends the process, e.g. to end a colour; null for
+/// nothing. The text must live for ever.
+void SetLastWords(const char* text);
+
 }  // namespace k3::app

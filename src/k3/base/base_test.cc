@@ -1,4 +1,5 @@
 #include <atomic>
+#include <cstdint>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -78,6 +79,13 @@ TEST(Workspace, MarkGivesMemoryBack) {
   EXPECT_EQ(ws.Alloc<float>(100), a);
   EXPECT_EQ(ws.Alloc<float>(5'000'000), b);
   EXPECT_EQ(ws.reserved_bytes(), before);
+}
+
+TEST(Workspace, EveryArrayStartsOnACacheLine) {
+  Workspace ws;
+  for (const std::int64_t n : {1, 3, 64, 65, 3'000'000, 0, 7}) {
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(ws.Alloc<char>(n)) % 64, 0u) << n;
+  }
 }
 
 TEST(Rng, IsTheKnownSequence) {  // SplitMix64 from seed 0, values published with the algorithm

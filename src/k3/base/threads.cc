@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -71,6 +70,15 @@ struct ThreadPool::Impl {
     in_parallel_region = false;
   }
 
+  void Stop() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    start.notify_all();
+    for (auto& t : workers) t.join();
+  }
+
   void Work() {
     std::uint64_t seen = 0;
     for (;;) {
@@ -87,22 +95,15 @@ struct ThreadPool::Impl {
 };
 
 ThreadPool::ThreadPool(int threads) : size_(std::max(1, threads)), impl_(std::make_unique<Impl>()) {
-  impl_->workers.reserve(static_cast<std::size_t>(size_ - 1));
   try {
     for (int i = 1; i < size_; ++i) impl_->workers.emplace_back([this] { impl_->Work(); });
-  } catch (const std::system_error&) {  // a limit of the system or the user: go on with fewer
-    size_ = 1 + static_cast<int>(impl_->workers.size());
+  } catch (...) {  // the system gives no more threads: end those that run before it is reported
+    impl_->Stop();
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->stop = true;
-  }
-  impl_->start.notify_all();
-  for (auto& t : impl_->workers) t.join();
-}
+ThreadPool::~ThreadPool() { impl_->Stop(); }
 
 void ThreadPool::Run(std::int64_t n, std::int64_t grain, Call call, void* fn) {
   if (in_parallel_region) return call(fn, 0, n);

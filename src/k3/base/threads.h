@@ -14,8 +14,7 @@ int UsableCpus();
 /// ParallelFor may be called from one thread at a time; a nested call runs serially.
 class ThreadPool {
  public:
-  /// Where the system refuses to start all of them, the pool is smaller: see size().
-  explicit ThreadPool(int threads);
+  explicit ThreadPool(int threads);  // std::system_error when the system refuses a thread
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

@@ -22,7 +22,7 @@ enum class MathMode : std::uint8_t {
 /// that runs at the same time. The processor's instruction set must have been accepted before
 /// (cpu::ChooseTable); making an Exec with an impossible K3_ISA is a bug of the caller.
 struct Exec {
-  explicit Exec(int threads, MathMode mode = MathMode::kExact);
+  explicit Exec(int threads, MathMode mode = MathMode::kExact);  // throws as ThreadPool does
   /// On ops of the caller's, for tests.
   Exec(int threads, MathMode mode, std::unique_ptr<Backend> backend);
 

@@ -8,6 +8,7 @@
 
 #include "k3/io/checkpoint.h"
 #include "k3/layers/scratch.h"
+#include "k3/model/pass_memory.h"
 #include "k3/model/weights.h"
 
 namespace k3 {
@@ -198,6 +199,8 @@ Status Model::Forward(std::span<const SequenceInput> batch, Exec& exec, std::vec
   exec.ws.Reset();
   logits.assign(wanted.size() * static_cast<std::size_t>(c.vocab), 0.f);
   if (tokens.empty()) return {};
+  exec.ws.Reserve(PassBytes(c, static_cast<std::int64_t>(tokens.size()),
+                            static_cast<std::int64_t>(wanted.size())));
 
   Tracer tracer(trace);
   const CMat final_hidden = Pass(c, *impl_->weights, exec, tracer).Run(tokens, slices, batch);
