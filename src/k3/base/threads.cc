@@ -7,8 +7,10 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace k3 {
@@ -41,9 +43,10 @@ int UsableCpus() {
 struct ThreadPool::Impl {
   std::mutex mutex;
   std::condition_variable start, done;
-  std::uint64_t epoch = 0;  // guarded by mutex; one more for every Run
-  int running = 0;          // guarded by mutex; workers still inside the current Run
-  bool stop = false;        // guarded by mutex
+  std::uint64_t epoch = 0;     // guarded by mutex; one more for every Run
+  std::exception_ptr failure;  // guarded by mutex; the first one of the current Run
+  int running = 0;             // guarded by mutex; workers still inside the current Run
+  bool stop = false;           // guarded by mutex
 
   // The current loop. Written under mutex before `start` is signalled.
   Call call = nullptr;
@@ -57,7 +60,12 @@ struct ThreadPool::Impl {
     for (;;) {
       const std::int64_t b = next.fetch_add(grain, std::memory_order_relaxed);
       if (b >= n) break;
-      call(fn, b, std::min(b + grain, n));
+      try {
+        call(fn, b, std::min(b + grain, n));
+      } catch (...) {  // out of memory: told to the caller of Run, not to std::terminate
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+      }
     }
     in_parallel_region = false;
   }
@@ -114,6 +122,7 @@ void ThreadPool::Run(std::int64_t n, std::int64_t grain, Call call, void* fn) {
   p.Drain();
   std::unique_lock lock(p.mutex);
   p.done.wait(lock, [&] { return p.running == 0; });
+  if (const auto failure = std::exchange(p.failure, nullptr)) std::rethrow_exception(failure);
 }
 
 }  // namespace k3
