@@ -113,10 +113,10 @@ class Export:
     def __init__(self, gguf, writer, checkpoint, config, trunk):
         self.gguf, self.w, self.ck, self.c, self.trunk = gguf, writer, checkpoint, config, trunk
 
-    def matrix(self, name, value):
+    def matrix(self, name, value, trunk=None):
         """value: f32, the last dimension is the one that is summed over."""
         types = self.gguf.GGMLQuantizationType
-        kind = {"bf16": types.BF16, "q8_0": types.Q8_0, "f32": types.F32}[self.trunk]
+        kind = {"bf16": types.BF16, "q8_0": types.Q8_0, "f32": types.F32}[trunk or self.trunk]
         if kind == types.F32 or (kind == types.Q8_0 and value.shape[-1] % 32 != 0):
             return self.vector(name, value)
         value = np.ascontiguousarray(value, dtype=np.float32)
@@ -166,8 +166,10 @@ class Export:
         nope, v = self.c["qk_nope_head_dim"], self.c["v_head_dim"]
         both = self.ck.floats(source + "self_attn.kv_b_proj.weight")
         both = both.reshape(-1, nope + v, both.shape[-1])
-        self.matrix(to + "attn_k_b.weight", both[:, :nope].transpose(0, 2, 1))
-        self.matrix(to + "attn_v_b.weight", both[:, nope:])
+        # One matrix a head: readers do not take these in q8_0.
+        trunk = "bf16" if self.trunk == "q8_0" else None
+        self.matrix(to + "attn_k_b.weight", both[:, :nope].transpose(0, 2, 1), trunk)
+        self.matrix(to + "attn_v_b.weight", both[:, nope:], trunk)
 
     def experts(self, source, to):
         types = self.gguf.GGMLQuantizationType
