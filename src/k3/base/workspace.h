@@ -34,6 +34,11 @@ class Workspace {
 
   /// Bytes held from the system.
   std::size_t reserved_bytes() const;
+  /// fn(start, bytes) for every block; blocks never move or shrink.
+  template <class F>
+  void ForEachBlock(F&& fn) const {
+    for (const Block& b : blocks_) fn(static_cast<const void*>(b.data.get()), b.size);
+  }
 
  private:
   void* AllocBytes(std::size_t bytes);

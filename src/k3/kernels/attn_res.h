@@ -20,6 +20,7 @@ struct AttnResArgs {
   std::optional<float> gamma;
   Mat y;
   Mat weights;  // optional: data may be null
+  const float* gamma_home = nullptr;  // where gamma lives; not read, a tape needs it
 };
 
 constexpr std::int64_t kMaxAttnResRows = 16384;  // 2 * layers + 1 of the largest config we accept

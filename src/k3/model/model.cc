@@ -8,7 +8,6 @@
 
 #include "k3/io/checkpoint.h"
 #include "k3/layers/scratch.h"
-#include "k3/model/weights.h"
 
 namespace k3 {
 
@@ -177,37 +176,59 @@ const std::vector<std::string>& Model::warnings() const { return impl_->warnings
 std::int64_t Model::weight_bytes() const { return impl_->weights->bytes; }
 ModelState Model::NewState() const { return ModelState(impl_->config); }
 
-Status Model::Forward(std::span<const SequenceInput> batch, Exec& exec, std::vector<float>& logits,
-                      TraceSink* trace) const {
+Result<std::unique_ptr<Model>> Model::FromTensors(const ModelConfig& config,
+                                                  const TensorMap& tensors) {
+  auto impl = std::make_unique<Impl>();
+  impl->config = config;
+  K3_ASSIGN(impl->weights, BindTensors(config, tensors));
+  return std::unique_ptr<Model>(new Model(std::move(impl)));
+}
+
+void Model::RefreshWeights() { RefreshProducts(*impl_->weights); }
+const ModelWeights& Model::weights() const { return *impl_->weights; }
+
+Status Model::ForwardHidden(std::span<const SequenceInput> batch, Exec& exec, CMat& hidden,
+                            TraceSink* trace) const {
   const ModelConfig& c = impl_->config;
   K3_TRY(CheckTokens(batch, c.vocab));
   std::vector<TokenId> tokens;
   std::vector<SequenceSlice> slices;
-  std::vector<std::int64_t> wanted;  // rows of the batch whose scores are asked for
   for (const SequenceInput& s : batch) {
     const auto begin = static_cast<std::int64_t>(tokens.size());
     const auto count = static_cast<std::int64_t>(s.tokens.size());
     tokens.insert(tokens.end(), s.tokens.begin(), s.tokens.end());
     slices.push_back({begin, count, s.state->position(), nullptr});
+  }
+  exec.ws.Reset();
+  hidden = CMat(nullptr, {0, c.hidden});
+  if (tokens.empty()) return {};
+  Tracer tracer(trace);
+  hidden = Pass(c, *impl_->weights, exec, tracer).Run(tokens, slices, batch);
+  for (std::size_t s = 0; s < batch.size(); ++s) batch[s].state->Advance(slices[s].count);
+  return {};
+}
+
+Status Model::Forward(std::span<const SequenceInput> batch, Exec& exec, std::vector<float>& logits,
+                      TraceSink* trace) const {
+  const ModelConfig& c = impl_->config;
+  std::vector<std::int64_t> wanted;  // rows of the batch whose scores are asked for
+  std::int64_t begin = 0;
+  for (const SequenceInput& s : batch) {
+    const auto count = static_cast<std::int64_t>(s.tokens.size());
     const std::int64_t first = s.logits == LogitRows::kAll    ? 0
                                : s.logits == LogitRows::kLast ? std::max<std::int64_t>(0, count - 1)
                                                               : count;
     for (std::int64_t t = first; t < count; ++t) wanted.push_back(begin + t);
+    begin += count;
   }
-  exec.ws.Reset();
+  CMat final_hidden;
+  K3_TRY(ForwardHidden(batch, exec, final_hidden, trace));
   logits.assign(wanted.size() * static_cast<std::size_t>(c.vocab), 0.f);
-  if (tokens.empty()) return {};
-
-  Tracer tracer(trace);
-  const CMat final_hidden = Pass(c, *impl_->weights, exec, tracer).Run(tokens, slices, batch);
-  for (std::size_t s = 0; s < batch.size(); ++s) batch[s].state->Advance(slices[s].count);
 
   const auto n = static_cast<std::int64_t>(wanted.size());
   if (n == 0) return {};
   const Mat hidden = NewMat(exec, n, c.hidden);
-  for (std::int64_t i = 0; i < n; ++i) {
-    std::copy_n(final_hidden.row(wanted[static_cast<std::size_t>(i)]), c.hidden, hidden.row(i));
-  }
+  exec.ops->CopyRows({final_hidden, wanted, hidden});
   const Mat scores(logits.data(), {n, c.vocab});
   exec.ops->Gemm({hidden, impl_->weights->head, scores});
   for (std::int64_t i = 0; i < n; ++i) {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "k3/kernels/backward/kda_head.h"
+
 namespace k3::cpu {
 
 /// Every function is exact-mode arithmetic: f32 with fused multiply-add and a fixed order, so that
@@ -38,6 +40,14 @@ struct SimdTable {
     float* o;
   };
   void (*kda_recurrent)(const KdaHead& head);
+
+  /// c[i * ldc + j] += sum_p a[i * row_a + p * col_a] b[p * ldb + j], i < m, p < k, j < n: fused, p
+  /// in order within blocks that do not depend on m or n. For backward passes.
+  void (*mul_add)(std::int64_t m, std::int64_t k, std::int64_t n, const float* a,
+                  std::int64_t row_a, std::int64_t col_a, const float* b, std::int64_t ldb,
+                  float* c, std::int64_t ldc);
+
+  void (*kda_backward)(const grad::KdaHead<float>& head);
 };
 
 namespace scalar {
