@@ -45,6 +45,10 @@ class TapeBackend : public Backend {
 
   /// Sees every Route op of a recorded pass after it ran.
   std::function<void(const RouteArgs&)> on_route;
+  /// Adds to dlogits when the pass runs backwards. `experts` are those chosen then.
+  std::function<void(const RouteArgs&, CMat logits, View<const std::int32_t, 2> experts,
+                     Mat dlogits)>
+      on_route_backward;
 
   /// Bytes of saved inputs of the last pass, and of shadows.
   std::int64_t saved_bytes() const;

@@ -218,9 +218,10 @@ void TapeBackend::Route(const RouteArgs& a) {
   if (on_route) on_route(a);
   Push([this, a, logits, experts = CopyOf(a.experts)] {
     const Taken dweights(*this, a.weights, false);
-    grad::Route<float>(context_,
-                       {logits->view, View<const std::int32_t, 2>(experts.data(), a.experts.shape),
-                        a.softmax, a.renormalize, a.scale, dweights, Shadow(a.logits)});
+    const View<const std::int32_t, 2> chosen(experts.data(), a.experts.shape);
+    grad::Route<float>(context_, {logits->view, chosen, a.softmax, a.renormalize, a.scale, dweights,
+                                  Shadow(a.logits)});
+    if (on_route_backward) on_route_backward(a, logits->view, chosen, Shadow(a.logits));
   });
 }
 
