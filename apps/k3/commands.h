@@ -15,6 +15,8 @@ void AddEval(CLI::App& root, Action& action);
 void AddTrace(CLI::App& root, Action& action);
 void AddBench(CLI::App& root, Action& action);
 void AddInfo(CLI::App& root, Action& action);
+void AddData(CLI::App& root, Action& action);
+void AddTrain(CLI::App& root, Action& action);
 
 /// Last lines of every help page.
 inline constexpr const char* kExitCodesHelp =

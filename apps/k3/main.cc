@@ -85,6 +85,8 @@ int Main(int argc, char** argv) {
   AddTrace(app, action);
   AddBench(app, action);
   AddInfo(app, action);
+  AddData(app, action);
+  AddTrain(app, action);
   if (UnknownCommand(app, argc, argv)) return kExitUsage;
   try {
     app.parse(argc, argv);
