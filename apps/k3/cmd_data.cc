@@ -58,6 +58,9 @@ Status AddFile(const PrepareOptions& o, const std::string& input, const Tokenize
     K3_ASSIGN(const MappedFile file, MappedFile::Open(input));
     K3_ASSIGN(documents, SplitDocuments(file.text(), how, o.key, input));
   }
+  if (documents.empty()) {
+    return Error{Code::kInvalidArgument, fmt::format("{}: holds no document", input)};
+  }
   ProgressLine progress;
   for (std::size_t i = 0; i < documents.size(); ++i) {
     if (Interrupted()) return Error{Code::kCancelled, "interrupted"};
@@ -88,7 +91,7 @@ Status Prepare(const PrepareOptions& o) {
     K3_TRY(AddFile(o, input, tokenizer, end, train, valid));
   }
   if (train.documents() == 0) {
-    return Error{Code::kInvalidArgument, "the inputs hold no document to train on"};
+    return Error{Code::kInvalidArgument, "no document is left to train on; lower --valid"};
   }
   std::error_code e;
   std::filesystem::create_directories(o.out, e);

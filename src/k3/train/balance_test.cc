@@ -7,6 +7,8 @@
 
 #include "k3/base/rng.h"
 #include "k3/train/balancer.h"
+#include "k3/train/gradient_pass.h"
+#include "support/config_fixtures.h"
 #include "support/golden.h"
 
 namespace k3 {
@@ -136,6 +138,60 @@ TEST(BalanceRules, QuantileNeedsNoKnobAtAnySizeAndFollowsAShift) {
       if (step == 1 || step == 3) {
         EXPECT_LT(MaxViolation(Loads(Skewed(rng, n, step >= 2), bias, 4)), 0.5) << n << step;
       }
+    }
+  }
+}
+
+TEST(BalanceRules, FewExpertsAndShortBatches) {
+  // Two experts, one chosen: the cutoff is the other one. One token: its share is not whole.
+  for (const auto& [n, k] : std::vector<std::pair<std::size_t, std::int64_t>>{{2, 1}, {8, 2}}) {
+    for (const std::size_t m : {1u, 3u, 64u}) {
+      Rng rng(m);
+      Doubles bias(n);
+      for (int step = 0; step < 5; ++step) {
+        Doubles s;
+        for (std::size_t i = 0; i < m * n; ++i) s.push_back(rng.Uniform());
+        MarginHistogram h(bias, 1000);
+        h.Add(s, bias, k);
+        for (const Doubles& b : {h.Bias(k), QuantileBias(s, bias, k)}) {
+          double mean = 0;
+          for (const double x : b) {
+            EXPECT_TRUE(std::isfinite(x));
+            mean += x / static_cast<double>(n);
+          }
+          EXPECT_NEAR(mean, 0, 1e-6);
+        }
+        bias = h.Bias(k);
+      }
+    }
+  }
+}
+
+TEST(BalancerOnAModel, WithAllExpertsChosenTheBiasStaysZero) {
+  for (const BalanceMethod method : {BalanceMethod::kQuantile, BalanceMethod::kSlidingQuantile,
+                                     BalanceMethod::kSign, BalanceMethod::kAuxLoss}) {
+    const auto config = testing::ParseConfig(
+        testing::Released({}, {{"num_experts", 4}, {"num_experts_per_token", 4}}));
+    ASSERT_TRUE(config.ok()) << config.message();
+    auto params = Parameters::Create(*config);
+    ASSERT_TRUE(params.ok());
+    (*params)->Initialise({1, 0.02});
+    GradientPass pass(**params, 1);
+    BalanceOptions options;
+    options.method = method;
+    Balancer balancer(**params, options);
+    balancer.Attach(pass.tape());
+    const std::vector<TokenId> ids{1, 2, 3, 4, 5};
+    const TrainRow row{std::span(ids).first(4), std::span(ids).subspan(1)};
+    balancer.StartPass({}, 0.25);
+    ASSERT_TRUE(pass.Run({&row, 1}, 0.25).ok());
+    const auto report = balancer.Update();
+    ASSERT_FALSE(report.empty());
+    EXPECT_EQ(report[0].max_violation, 0);
+    EXPECT_NEAR(report[0].entropy, 1, 1e-12);
+    for (const Parameter& p : (*params)->list()) {
+      if (!p.is_router_bias()) continue;
+      for (std::int64_t e = 0; e < p.size(); ++e) EXPECT_EQ(p.value[e], 0.f);
     }
   }
 }

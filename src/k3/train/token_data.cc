@@ -155,4 +155,19 @@ Status RowReader::Seek(DataCursor cursor) {
   return {};
 }
 
+std::vector<std::span<const TokenId>> SplitAtDocuments(std::span<const TokenId> row,
+                                                       std::span<const TokenId> tokens,
+                                                       std::span<const std::uint64_t> starts) {
+  const auto begin = static_cast<std::uint64_t>(row.data() - tokens.data());
+  const std::uint64_t end = begin + row.size();
+  std::vector<std::span<const TokenId>> parts;
+  auto next = std::upper_bound(starts.begin(), starts.end(), begin);
+  for (std::uint64_t at = begin; at < end; ++next) {
+    const std::uint64_t stop = next == starts.end() ? end : std::min(*next, end);
+    if (stop - at > 1) parts.push_back(row.subspan(at - begin, stop - at));
+    at = stop;
+  }
+  return parts;
+}
+
 }  // namespace k3

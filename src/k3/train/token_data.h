@@ -55,6 +55,12 @@ enum class DocumentSplit : std::uint8_t { kNul, kBlankLine, kJsonLines };
 Result<std::vector<std::string>> SplitDocuments(std::string_view text, DocumentSplit split,
                                                 std::string_view key, std::string_view where);
 
+/// The parts of `row`, a stretch of `tokens`, that lie in one document each; documents start at
+/// `starts` (sorted). Parts of a single token, which predict nothing, are left out.
+std::vector<std::span<const TokenId>> SplitAtDocuments(std::span<const TokenId> row,
+                                                       std::span<const TokenId> tokens,
+                                                       std::span<const std::uint64_t> starts);
+
 /// Where training stands in its data.
 struct DataCursor {
   std::int64_t epoch = 0, row = 0;

@@ -119,14 +119,14 @@ Status ReadRun(Section train, TrainConfig& c) {
 }
 
 Status ReadOptimizer(Section o, TrainConfig& c) {
-  o.Real("lr", c.lr, 0, 10);
+  o.Real("lr", c.lr, 0, 1e9);
   o.Real("beta1", c.adamw.b1, 0, 0.999999);
   o.Real("beta2", c.adamw.b2, 0, 0.999999);
   o.Real("eps", c.adamw.eps, 1e-30, 1);
   o.Real("decay", c.adamw.decay, 0, 10);
   o.Flag("muon", c.muon.enabled);
   o.Flag("muon_router", c.muon.router);
-  o.Real("muon_lr", c.muon.lr, 0, 10);
+  o.Real("muon_lr", c.muon.lr, 0, 1e9);
   o.Real("muon_momentum", c.muon.momentum, 0, 0.999999);
   o.Real("muon_decay", c.muon.decay, 0, 10);
   return o.Done();
@@ -186,6 +186,7 @@ Result<TrainConfig> ReadTrainConfig(const std::string& path) {
   model.Text("init_from", c.init_from);
   model.Real("init_std", c.init_std, 1e-9, 10);
   data.Text("dir", c.data);
+  data.Flag("across_documents", c.across_documents);
   K3_TRY(model.Done());
   K3_TRY(data.Done());
   K3_TRY(ReadRun(Section(root, "train", path), c));

@@ -67,6 +67,7 @@ Status SaveState(const std::string& path, const TrainState& s, const Parameters&
                            {"step", std::to_string(s.step)},
                            {"tokens", std::to_string(s.tokens)},
                            {"skipped", std::to_string(s.skipped)},
+                           {"rows_per_step", std::to_string(s.rows_per_step)},
                            {"epoch", std::to_string(s.cursor.epoch)},
                            {"row", std::to_string(s.cursor.row)},
                            {"optimizer_steps", std::to_string(optimizer.steps())}});
@@ -107,6 +108,7 @@ Result<TrainState> LoadState(const std::string& path, std::uint64_t run, Paramet
   K3_ASSIGN(s.step, Number(f, "step"));
   K3_ASSIGN(s.tokens, Number(f, "tokens"));
   K3_ASSIGN(s.skipped, Number(f, "skipped"));
+  K3_ASSIGN(s.rows_per_step, Number(f, "rows_per_step"));
   K3_ASSIGN(s.cursor.epoch, Number(f, "epoch"));
   K3_ASSIGN(s.cursor.row, Number(f, "row"));
   K3_ASSIGN(const std::int64_t optimizer_steps, Number(f, "optimizer_steps"));

@@ -16,6 +16,7 @@ namespace k3 {
 struct TrainState {
   std::int64_t step = 0, tokens = 0, skipped = 0;
   DataCursor cursor;
+  std::int64_t rows_per_step = 0;
   std::uint64_t run = 0;  // identifies model, data and sequence: a checkpoint of another is refused
 };
 

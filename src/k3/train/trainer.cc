@@ -46,6 +46,8 @@ struct Trainer::Impl {
   Status Save();
   Result<StepReport> Step(const std::atomic<bool>* stop);
   Status Evaluate(StepReport& report);
+  void AddRow(const TokenFile& file, std::span<const TokenId> row,
+              std::vector<TrainRow>& batch) const;
   std::string checkpoints() const { return config.out + "/checkpoints"; }
 };
 
@@ -63,6 +65,15 @@ TrainRow RowOf(std::span<const TokenId> tokens) {
 }
 
 }  // namespace
+
+/// A document must not see the one packed before it: each becomes a sequence of its own.
+void Trainer::Impl::AddRow(const TokenFile& file, std::span<const TokenId> row,
+                           std::vector<TrainRow>& batch) const {
+  if (config.across_documents) return batch.push_back(RowOf(row));
+  for (const auto part : SplitAtDocuments(row, file.tokens(), file.starts())) {
+    batch.push_back(RowOf(part));
+  }
+}
 
 Status Trainer::Impl::LockFolder() {
   std::error_code e;
@@ -115,14 +126,22 @@ Status Trainer::Impl::LoadData() {
 }
 
 Status Trainer::Impl::Resume() {
-  const std::string identity = fmt::format("{}\n{} {} {} {}", config_json, train->tokens().size(),
-                                           train->vocab(), config.sequence, config.seed);
+  const std::string identity = fmt::format(
+      "{}\n{} {} {} {} {:x}", config_json, train->tokens().size(), train->vocab(), config.sequence,
+      config.seed, XXH3_64bits(train->tokens().data(), train->tokens().size_bytes()));
   state.run = XXH3_64bits(identity.data(), identity.size());
   for (const std::string& path : ListStates(checkpoints())) {
     auto loaded = LoadState(path, state.run, *params, *optimizer, *balancer);
     if (loaded.ok()) {
       state = *loaded;
       notes.push_back(fmt::format("resumed from {} at step {}", path, state.step));
+      const std::int64_t rows_per_step = config.batch * config.accumulate;
+      if (state.rows_per_step != rows_per_step) {
+        notes.push_back(
+            fmt::format("the checkpoint was made with {} rows a step, the config says "
+                        "{}",
+                        state.rows_per_step, rows_per_step));
+      }
       return rows->Seek(state.cursor);
     }
     if (loaded.error().code == Code::kInvalidArgument) return loaded.error();
@@ -148,7 +167,7 @@ Status Trainer::Impl::Prepare() {
 }
 
 Status Trainer::Impl::Save() {
-  state.cursor = rows->cursor();
+  state.cursor = rows->cursor(), state.rows_per_step = config.batch * config.accumulate;
   K3_TRY(SaveState(StatePath(checkpoints(), state.step), state, *params, *optimizer, *balancer));
   PruneStates(checkpoints(), config.keep);
   return {};
@@ -158,10 +177,12 @@ Status Trainer::Impl::Evaluate(StepReport& report) {
   K3_ASSIGN(RowReader reader, RowReader::Create(valid->tokens(), config.sequence, 0, "valid"));
   GradientPass::LossSum sum;
   for (std::int64_t i = 0; i < std::min(config.eval_rows, reader.rows()); ++i) {
-    const TrainRow row = RowOf(reader.Next());
-    K3_ASSIGN(const auto one, pass->Evaluate({&row, 1}));
+    std::vector<TrainRow> row;
+    AddRow(*valid, reader.Next(), row);
+    K3_ASSIGN(const auto one, pass->Evaluate(row));
     sum.nats += one.nats, sum.counted += one.counted;
   }
+  if (sum.counted == 0) return {};
   report.eval_loss = sum.nats / static_cast<double>(sum.counted);
   report.eval_bits_per_byte = report.eval_loss / std::log(2.0) *
                               static_cast<double>(valid->tokens().size()) /
@@ -171,14 +192,18 @@ Status Trainer::Impl::Evaluate(StepReport& report) {
 
 Result<StepReport> Trainer::Impl::Step(const std::atomic<bool>* stop) {
   const double start = Seconds();
-  const std::int64_t per_step = config.batch * config.sequence * config.accumulate;
-  const double scale = 1.0 / static_cast<double>(per_step);
   const DataCursor before = rows->cursor();
+  std::vector<std::vector<TrainRow>> parts(static_cast<std::size_t>(config.accumulate));
+  std::int64_t per_step = 0;
+  for (auto& batch : parts) {
+    for (std::int64_t i = 0; i < config.batch; ++i) AddRow(*train, rows->Next(), batch);
+    for (const TrainRow& row : batch) per_step += static_cast<std::int64_t>(row.inputs.size());
+  }
+  const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, per_step));
   StepReport r;
   params->ZeroGrads();
-  for (std::int64_t part = 0; part < config.accumulate; ++part) {
-    std::vector<TrainRow> batch;
-    for (std::int64_t i = 0; i < config.batch; ++i) batch.push_back(RowOf(rows->Next()));
+  for (const auto& batch : parts) {
+    if (batch.empty()) continue;  // documents of one token predict nothing
     balancer->StartPass({}, scale);
     K3_ASSIGN(const auto sum, pass->Run(batch, scale));
     r.loss += sum.nats * scale;

@@ -22,6 +22,7 @@ struct TrainConfig {
   std::string init_from;     // folder of a model to continue from
   std::string data;          // folder written by `k3 data prepare`
   std::string out;
+  bool across_documents = false;  // true: rows run on over document ends, state and all
 
   std::uint64_t seed = 0;
   std::int64_t steps = 0, batch = 8, sequence = 256, accumulate = 1;

@@ -260,6 +260,46 @@ TEST(TokenData, Documents) {
               HasSubstr("in: line 2: no text under \"text\""));
 }
 
+TEST(TokenData, RowsAreCutAtDocumentEnds) {
+  const std::vector<TokenId> tokens{1, 2, 0, 0, 3, 4, 5, 0};
+  const std::vector<std::uint64_t> starts{0, 3, 4, 8};
+  const std::span<const TokenId> all(tokens);
+  auto lengths = [&](std::size_t begin, std::size_t n) {
+    std::vector<std::size_t> sizes;
+    for (const auto p : SplitAtDocuments(all.subspan(begin, n), all, starts)) {
+      sizes.push_back(p.size());
+    }
+    return sizes;
+  };
+  EXPECT_EQ(lengths(0, 8), (std::vector<std::size_t>{3, 4}));
+  EXPECT_EQ(lengths(1, 5), (std::vector<std::size_t>{2, 2}));
+  EXPECT_EQ(lengths(5, 2), (std::vector<std::size_t>{2}));
+  EXPECT_EQ(lengths(2, 2), (std::vector<std::size_t>{}));
+}
+
+TEST(Trainer, ADocumentDoesNotSeeTheOnePackedBeforeIt) {
+  auto p = Parameters::Load(GoldenDir() + "/variants/released");
+  ASSERT_TRUE(p.ok());
+  GradientPass pass(**p, 2);
+  const std::vector<TokenId> a{5, 6, 7, 8, 9, 10}, other{99, 98, 97, 96}, b{50, 51, 60, 52, 53};
+  auto row = [](const std::vector<TokenId>& v) {
+    return TrainRow{std::span(v).first(v.size() - 1), std::span(v).subspan(1)};
+  };
+  auto gradients_of_b = [&](std::vector<TrainRow> rows) {
+    (*p)->ZeroGrads();
+    const auto sum = pass.Run(rows, 1.0);
+    EXPECT_TRUE(sum.ok());
+    return std::make_pair(sum->nats,
+                          std::vector<float>((*p)->grads(), (*p)->grads() + (*p)->total()));
+  };
+  const double alone = gradients_of_b({row(b)}).first;
+  const auto behind = gradients_of_b({row(a), row(b)});
+  const auto first = gradients_of_b({row(a)});
+  EXPECT_NEAR(behind.first - first.first, alone, 1e-4);
+  EXPECT_NEAR(gradients_of_b({row(other), row(b)}).first - gradients_of_b({row(other)}).first,
+              alone, 1e-4);
+}
+
 TEST(TokenData, EveryRowOnceAnEpochAndSeekable) {
   std::vector<TokenId> tokens(101);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(i);
