@@ -8,7 +8,7 @@ function(k3_isa_library)
     set(flags_avx2 -mavx2 -mfma)
     # g++ 12 warns about its own AVX-512 header (its bug 105593).
     set(flags_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512
-      -Wno-uninitialized -Wno-maybe-uninitialized)
+      -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   else()
     set(isas scalar)
   endif()

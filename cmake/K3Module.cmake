@@ -14,7 +14,7 @@ function(k3_module name)
     return()
   endif()
   add_library(k3_${name} OBJECT ${sources})
-  target_include_directories(k3_${name} PUBLIC ${CMAKE_SOURCE_DIR}/src)
+  target_include_directories(k3_${name} PUBLIC ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
   target_link_libraries(k3_${name} PUBLIC k3_options Threads::Threads fmt::fmt spdlog::spdlog
     nlohmann_json::nlohmann_json)
   set(K3_MODULES ${K3_MODULES} ${name} CACHE INTERNAL "")
@@ -32,7 +32,7 @@ function(k3_library)
   endforeach()
   target_compile_features(k3 PUBLIC cxx_std_20)
   target_include_directories(k3 PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/src>
-    $<INSTALL_INTERFACE:include>)
+    $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
   target_link_libraries(k3 PUBLIC Threads::Threads fmt::fmt nlohmann_json::nlohmann_json
     PRIVATE spdlog::spdlog $<BUILD_INTERFACE:k3_options>)
   if(K3_CUDA)

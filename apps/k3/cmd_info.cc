@@ -1,6 +1,5 @@
 // k3 info: what this build and this machine can do.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <fstream>
 
@@ -8,16 +7,20 @@
 #include "engine.h"
 #include "exit_codes.h"
 #include "json_text.h"
+#include "k3/base/memory.h"
 #include "k3/base/threads.h"
 #include "k3/kernels/cpu/isa.h"
 #include "k3/kernels/devices.h"
+#include "k3/kernels/op_probe.h"
 #include "output.h"
 
 namespace k3::app {
 namespace {
 
 constexpr const char* kHelp =
-    "Examples:\n"
+    "The table of ops is made by running a small case of each op on each backend and comparing it\n"
+    "with the reference: the figure is the relative difference.\n"
+    "\nExamples:\n"
     "  k3 info\n"
     "  k3 info --json";
 
@@ -47,16 +50,6 @@ std::string CpuName() {
   return "unknown";
 }
 
-/// Bytes this process may use: the machine's memory or the control group's limit.
-std::int64_t UsableMemory() {
-  const std::int64_t pages = sysconf(_SC_PHYS_PAGES);
-  const std::int64_t machine = pages * sysconf(_SC_PAGESIZE);
-  std::ifstream file("/sys/fs/cgroup/memory.max");
-  std::int64_t limit = 0;
-  if (file >> limit && limit > 0) return std::min(limit, machine);
-  return machine;
-}
-
 Json Collect() {
   Json j{{"version", K3_VERSION},
          {"compiler", __VERSION__},
@@ -66,7 +59,8 @@ Json Collect() {
          {"instruction_sets", MachineIsas()},
          {"instruction_set_in_use", cpu::ActiveIsaName()},
          {"usable_cpus", UsableCpus()},
-         {"usable_memory_bytes", UsableMemory()},
+         {"usable_memory_bytes", UsableMemory().bytes},
+         {"usable_memory_source", UsableMemory().source},
          {"built_with_cuda", BuiltWithCuda()},
          {"gpus", Json::array()}};
   for (const GpuDevice& gpu : ListGpuDevices()) {
@@ -74,6 +68,17 @@ Json Collect() {
         {{"name", gpu.name},
          {"memory_bytes", gpu.memory_bytes},
          {"compute_capability", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)}});
+  }
+  j["ops"] = Json::array();
+  for (const OpProbeRow& row : ProbeOps()) {
+    Json one{{"op", row.op}, {"backends", Json::object()}};
+    for (const OpProbeCell& cell : row.cells) {
+      Json state{{"state", Name(cell.state)}};
+      const bool ran = cell.state == ProbeState::kAgrees || cell.state == ProbeState::kDiffers;
+      if (ran) state["rel_l2"] = cell.rel_l2;
+      one["backends"][cell.backend] = std::move(state);
+    }
+    j["ops"].push_back(std::move(one));
   }
   const auto demo = FindDemoModel();
   j["demo_model"] = nullptr;
@@ -93,19 +98,47 @@ std::string GpuText(const Json& info) {
   return out;
 }
 
+/// Ops by backend; a figure means it ran here and agrees with the reference to that.
+std::string OpsText(const Json& info) {
+  std::string out;
+  for (const Json& row : info["ops"]) {
+    if (out.empty()) {
+      out = fmt::format("\n{:<14}", "op");
+      for (const auto& [backend, unused] : row["backends"].items()) {
+        out += fmt::format("{:>11}", backend);
+      }
+      out += "\n";
+    }
+    out += fmt::format("{:<14}", row["op"].get<std::string>());
+    for (const auto& [backend, cell] : row["backends"].items()) {
+      const auto state = cell["state"].get<std::string>();
+      const std::string text = state == "agrees"
+                                   ? fmt::format("{:.0e}", cell["rel_l2"].get<double>())
+                               : state == "differs"             ? "WRONG"
+                               : state == "not on this machine" ? "not here"
+                                                                : state;
+      out += fmt::format("{:>11}", text);
+    }
+    out += "\n";
+  }
+  return out;
+}
+
 std::string Text(const Json& info) {
   const auto text = [&info](const char* key) { return info[key].get<std::string>(); };
   const std::string build =
       text("build_type") + (text("sanitizers").empty() ? "" : " with " + text("sanitizers"));
   return fmt::format(
-      "version           {}\ncompiler          {}\nbuild             {}\nprocessor         {}\n"
-      "instruction sets  {}\nin use            {}\nusable CPUs       {}\n"
-      "usable memory     {:.1f} GiB\nGPUs              {}\ndemo model        {}\n",
-      text("version"), text("compiler"), build, text("cpu"),
-      fmt::join(info["instruction_sets"].get<std::vector<std::string>>(), " "),
-      text("instruction_set_in_use"), info["usable_cpus"].get<int>(),
-      info["usable_memory_bytes"].get<double>() / (1 << 30), GpuText(info),
-      info["demo_model"].is_null() ? "not found" : text("demo_model"));
+             "version           {}\ncompiler          {}\nbuild             {}\nprocessor         "
+             "{}\n"
+             "instruction sets  {}\nin use            {}\nusable CPUs       {}\n"
+             "usable memory     {:.1f} GiB\nGPUs              {}\ndemo model        {}\n",
+             text("version"), text("compiler"), build, text("cpu"),
+             fmt::join(info["instruction_sets"].get<std::vector<std::string>>(), " "),
+             text("instruction_set_in_use"), info["usable_cpus"].get<int>(),
+             info["usable_memory_bytes"].get<double>() / (1 << 30), GpuText(info),
+             info["demo_model"].is_null() ? "not found" : text("demo_model")) +
+         OpsText(info);
 }
 
 }  // namespace
@@ -117,6 +150,7 @@ void AddInfo(CLI::App& root, Action& action) {
   app->add_flag("--json", *json, "Print a JSON object");
   app->callback([json, &action] {
     action = [json] {
+      if (const auto table = cpu::ChooseTable(); !table.ok()) return Fail(table.error());
       const Json info = Collect();
       const Status s = WriteOut(*json ? JsonText(info, 2) : Text(info));
       return s.ok() ? kExitOk : Fail(s.error());

@@ -1,19 +1,21 @@
 // k3 run: continue a prompt.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "commands.h"
 #include "engine.h"
 #include "exit_codes.h"
 #include "json_text.h"
-#include "k3/model/generation_config.h"
+#include "k3/base/memory.h"
+#include "k3/io/atomic_file.h"
 #include "k3/runtime/generate.h"
 #include "k3/runtime/sequence_state.h"
 #include "options.h"
 #include "output.h"
 #include "prompt.h"
-#include "signals.h"
+#include "sampling.h"
 
 namespace k3::app {
 namespace {
@@ -38,88 +40,18 @@ struct RunOptions {
   EngineOptions engine;
   PromptOptions prompt;
   std::int64_t max_tokens = 128;
-  // Absent: the model's default, which is known only once it is loaded.
-  std::optional<double> temperature, top_p, min_p, repetition_penalty;
-  std::optional<std::int64_t> top_k;
-  SamplingParams sampling;
-  bool seed_given = false;
-  std::vector<std::string> biases, stop;
+  SamplingOptions sampling;
+  std::vector<std::string> stop;
   bool json = false;
   std::int64_t logprobs = -1;
   std::string save_state, load_state;
 };
 
-void AddSamplingOptions(CLI::App& app, RunOptions& o) {
-  const auto real = [&app](const char* name, std::optional<double>& value, RealRange range,
-                           const char* help) {
-    app.add_option_function<std::string>(
-           name,
-           [&value, range, name](const std::string& text) {
-             auto parsed = ParseReal(text, range.low, range.high);
-             if (!parsed.ok()) throw CLI::ValidationError(name, parsed.message());
-             value = *parsed;
-           },
-           help)
-        ->type_name("X");
-  };
-  real("--temp", o.temperature, {0, 100}, "Temperature; 0 (or below 0.001) takes the best token");
-  real("--top-p", o.top_p, {0, 1}, "Keep the best tokens up to this share of probability");
-  app.add_option_function<std::string>(
-         "--top-k",
-         [&o](const std::string& text) {
-           auto parsed = ParseInteger(text, 0, kManyTokens);
-           if (!parsed.ok()) throw CLI::ValidationError("--top-k", parsed.message());
-           o.top_k = *parsed;
-         },
-         "Keep the N best tokens; 0 keeps all")
-      ->type_name("N");
-  real("--min-p", o.min_p, {0, 1}, "Drop tokens below this share of the best one's probability");
-  real("--repeat-penalty", o.repetition_penalty, {0.01, 100},
-       "Divide the score of tokens seen before by this; 1 is off");
-  AddReal(app, "--frequency-penalty", o.sampling.frequency_penalty, {-100, 100},
-          "Lower a score by this for every time the token was generated");
-  AddReal(app, "--presence-penalty", o.sampling.presence_penalty, {-100, 100},
-          "Lower the score of tokens generated before");
-  app.add_option("--logit-bias", o.biases, "Add VALUE (-100 to 100) to a token's score; repeatable")
-      ->type_name("ID=VALUE")
-      ->allow_extra_args(false)
-      ->check([](const std::string& text) {
-        const auto bias = ParseBias(text);
-        return bias.ok() ? std::string() : bias.message();
-      });
-  AddSeed(app, o.sampling.seed)->each([&o](const std::string&) { o.seed_given = true; });
-}
-
-/// Flags over generation_config.json over greedy.
 Result<GenerateOptions> MakeOptions(const RunOptions& o, const Engine& engine) {
-  GenerateOptions g;
-  K3_ASSIGN(const GenerationConfig defaults,
-            ReadGenerationConfig(engine.dir, engine.model->config().vocab));
-  g.sampling = o.sampling;
-  g.sampling.temperature = 0;
-  if (defaults.do_sample.value_or(false)) {
-    g.sampling.temperature = defaults.temperature.value_or(1.f);
-    g.sampling.top_p = defaults.top_p.value_or(1.f);
-    g.sampling.min_p = defaults.min_p.value_or(0.f);
-    g.sampling.top_k = defaults.top_k.value_or(0);
-    g.sampling.repetition_penalty = defaults.repetition_penalty.value_or(1.f);
-  }
-  if (o.temperature.has_value()) g.sampling.temperature = *o.temperature;
-  if (o.top_p.has_value()) g.sampling.top_p = *o.top_p;
-  if (o.min_p.has_value()) g.sampling.min_p = *o.min_p;
-  if (o.top_k.has_value()) g.sampling.top_k = *o.top_k;
-  if (o.repetition_penalty.has_value()) g.sampling.repetition_penalty = *o.repetition_penalty;
-  for (const std::string& text : o.biases) {
-    K3_ASSIGN(const auto bias, ParseBias(text));
-    g.sampling.logit_bias.insert_or_assign(bias.first, bias.second);
-  }
-  g.eos = defaults.eos.empty() ? engine.model->config().eos : defaults.eos;
+  K3_ASSIGN(GenerateOptions g, BaseGenerateOptions(o.sampling, o.engine, engine));
   g.stop = o.stop;
   g.max_tokens = o.max_tokens;
   g.top_logprobs = o.logprobs;
-  g.context = engine.context;
-  g.prefill_chunk = o.engine.prefill_chunk;
-  g.cancel = &Interrupted();
   return g;
 }
 
@@ -158,16 +90,17 @@ Json ResultJson(const RunOptions& o, const Engine& engine, const std::vector<Tok
       {"prefill_tokens_per_s", PerSecond(static_cast<double>(r.prefill_tokens), r.prefill_s)},
       {"decode_s", r.decode_s},
       {"decode_tokens_per_s", PerSecond(decoded, r.decode_s)}};
+  j["memory"] = {{"peak_resident_bytes", PeakResidentBytes()}};
   j["math"] = o.engine.math;
   j["threads"] = engine.exec->pool.size();
-  j["seed"] = o.sampling.seed;
+  j["seed"] = o.sampling.params.seed;
   return j;
 }
 
 Result<SequenceState> StartState(const RunOptions& o, Engine& engine) {
-  if (o.load_state.empty()) return NewSequence(*engine.runner, o.sampling.seed);
+  if (o.load_state.empty()) return NewSequence(*engine.runner, o.sampling.params.seed);
   K3_ASSIGN(SequenceState state, LoadState(o.load_state, *engine.runner));
-  if (o.seed_given) state.sampler.set_rng_state(o.sampling.seed);
+  if (o.sampling.seed_given) state.sampler.set_rng_state(o.sampling.params.seed);
   return state;
 }
 
@@ -175,13 +108,15 @@ Result<SequenceState> StartState(const RunOptions& o, Engine& engine) {
 Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector<TokenId>& prompt,
                                 char& last) {
   K3_ASSIGN(const GenerateOptions options, MakeOptions(o, engine));
+  if (!o.save_state.empty()) K3_TRY(AtomicFile::Check(o.save_state));
   K3_ASSIGN(SequenceState state, StartState(o, engine));
   const bool continues = !state.tokens.empty();
   if (!continues || o.prompt.text.has_value() || o.prompt.ids.has_value()) {
     K3_ASSIGN(prompt, ReadPrompt(o.prompt, engine, !continues));
   }
   AppendPrompt(state, prompt);
-  if (state.tokens.empty()) return GenerateResult{};
+  const auto length = static_cast<std::int64_t>(state.tokens.size());
+  K3_TRY(CheckMemory(engine, o.engine, std::min(engine.context, length + o.max_tokens), 1));
   GenerateEvents events;
   ProgressLine progress;
   events.on_prefill = [&](std::int64_t done, std::int64_t total) {
@@ -193,8 +128,10 @@ Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector
     last = text.back();
     return WriteOut(text);
   };
-  K3_ASSIGN(GenerateResult result,
-            Generate(*engine.runner, *engine.tokenizer, state, options, events));
+  GenerateResult result;
+  if (!state.tokens.empty()) {  // an empty prompt of a model without BOS continues to nothing
+    K3_ASSIGN(result, Generate(*engine.runner, *engine.tokenizer, state, options, events));
+  }
   if (!o.save_state.empty()) K3_TRY(SaveState(o.save_state, state, *engine.runner));
   return result;
 }
@@ -226,7 +163,7 @@ void AddRun(CLI::App& root, Action& action) {
   AddPromptOptions(*app, o->prompt);
   AddInteger(*app, "-n,--max-tokens", o->max_tokens, {0, kManyTokens},
              "Most tokens to generate; 0 only reads the prompt (default 128)");
-  AddSamplingOptions(*app, *o);
+  AddSamplingOptions(*app, o->sampling);
   app->add_option("--stop", o->stop, "End the text before this string; repeatable")
       ->type_name("TEXT")
       ->allow_extra_args(false)

@@ -10,10 +10,14 @@ namespace k3::app {
 using Action = std::function<int()>;
 
 void AddRun(CLI::App& root, Action& action);
+void AddChat(CLI::App& root, Action& action);
 void AddTokenize(CLI::App& root, Action& action);
 void AddEval(CLI::App& root, Action& action);
 void AddTrace(CLI::App& root, Action& action);
 void AddBench(CLI::App& root, Action& action);
+void AddInspect(CLI::App& root, Action& action);
+void AddPlan(CLI::App& root, Action& action);
+void AddCheck(CLI::App& root, Action& action);
 void AddInfo(CLI::App& root, Action& action);
 void AddData(CLI::App& root, Action& action);
 void AddTrain(CLI::App& root, Action& action);

@@ -7,9 +7,12 @@
 #include <chrono>
 #include <cstdlib>
 #include <limits>
+#include <system_error>
 
 #include "exit_codes.h"
+#include "k3/base/memory.h"
 #include "k3/kernels/cpu/isa.h"
+#include "k3/model/memory_plan.h"
 #include "options.h"
 #include "output.h"
 
@@ -49,7 +52,10 @@ void AddModel(CLI::App& app, std::string& model) {
   app.add_option(
          "MODEL", model,
          "Model folder (config.json, safetensors, tiktoken.model); without it the demo model")
-      ->type_name("");
+      ->type_name("")
+      ->check([](const std::string& text) {
+        return text.empty() ? std::string("found \"\", expected a folder") : std::string();
+      });
 }
 
 void AddEngineOptions(CLI::App& app, EngineOptions& options, bool with_context) {
@@ -66,6 +72,7 @@ void AddEngineOptions(CLI::App& app, EngineOptions& options, bool with_context) 
              "Most tokens of prompt and answer together (default: the model's limit)");
   AddInteger(app, "--prefill-chunk", options.prefill_chunk, {1, 1 << 20},
              "Prompt tokens of one pass (default 512); fast mode rounds up to its grid");
+  AddMemory(app, options.memory);
 }
 
 Result<std::string> FindDemoModel() {
@@ -112,10 +119,42 @@ std::unique_ptr<Engine> LoadEngine(const EngineOptions& options, int& exit_code)
   engine->bos = config.bos;
   if (!engine->bos.has_value()) engine->bos = engine->tokenizer->SpecialId("[BOS]");
   const int threads = options.threads > 0 ? static_cast<int>(options.threads) : UsableCpus();
-  engine->exec =
-      std::make_unique<Exec>(threads, options.math == "fast" ? MathMode::kFast : MathMode::kExact);
+  try {
+    engine->exec = std::make_unique<Exec>(
+        threads, options.math == "fast" ? MathMode::kFast : MathMode::kExact);
+  } catch (const std::system_error& error) {
+    Complain(
+        fmt::format("--threads: cannot start {} threads: {}", threads, error.code().message()));
+    exit_code = kExitResource;
+    return nullptr;
+  }
+  const MemoryLimit limit = UsableMemory();
+  engine->memory = options.memory > 0 ? options.memory : limit.bytes;
+  engine->memory_source = options.memory > 0 ? "--memory" : limit.source;
+  if (options.ctx > 0) {  // a context that was asked for must fit whole
+    if (const Status s = CheckMemory(*engine, options, options.ctx, 1); !s.ok()) {
+      exit_code = Fail(s.error());
+      return nullptr;
+    }
+  }
   engine->runner = std::make_unique<ModelRunner>(*engine->model, *engine->exec);
   return engine;
+}
+
+Status CheckMemory(const Engine& engine, const EngineOptions& options, std::int64_t tokens,
+                   std::int64_t batch) {
+  PlanOptions plan;
+  plan.context = tokens;
+  plan.batch = batch;
+  plan.prefill_chunk = options.prefill_chunk;
+  plan.threads = engine.exec->pool.size();
+  plan.math = engine.exec->math;
+  const std::int64_t needed = HeapBytesToRun(engine.model->config(), plan);
+  if (engine.memory <= 0 || needed <= engine.memory) return {};
+  return Error{Code::kResource,
+               fmt::format("a context of {} tokens needs {} bytes of memory besides the weights, "
+                           "{} are there ({}); k3 plan shows what would fit",
+                           tokens, needed, engine.memory, engine.memory_source)};
 }
 
 Status CheckIds(const std::vector<TokenId>& ids, std::int64_t vocab) {

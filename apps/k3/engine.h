@@ -23,6 +23,7 @@ struct EngineOptions {
   std::int64_t threads = 0;  // 0: all usable processors
   std::int64_t ctx = 0;      // 0: the model's limit
   std::int64_t prefill_chunk = 512;
+  std::int64_t memory = 0;  // 0: what the system has left
 };
 
 void AddModel(CLI::App& app, std::string& model);
@@ -45,10 +46,17 @@ struct Engine {
   std::int64_t context = 0;
   std::optional<TokenId> bos;  // config.json's, else the tokenizer's [BOS]
   double load_s = 0;
+  std::int64_t memory = 0;  // bytes there are for everything that is no file page; 0: unknown
+  std::string memory_source;
 };
 
 /// Loads everything and prints warnings. On failure prints why, sets `exit_code` and returns null.
 std::unique_ptr<Engine> LoadEngine(const EngineOptions& options, int& exit_code);
+
+/// Refuses (kResource, with both numbers) a run whose state and buffers for `tokens` tokens in each
+/// of `batch` sequences cannot fit into the engine's memory.
+Status CheckMemory(const Engine& engine, const EngineOptions& options, std::int64_t tokens,
+                   std::int64_t batch);
 
 /// Refuses ids outside the model's vocabulary.
 Status CheckIds(const std::vector<TokenId>& ids, std::int64_t vocab);

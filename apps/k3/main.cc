@@ -17,6 +17,7 @@ namespace {
 constexpr const char* kFooter =
     "Examples:\n"
     "  k3 run -p \"Once upon a time\" -n 60\n"
+    "  k3 chat MODEL\n"
     "  k3 tokenize -p \"Hello, world\"\n"
     "  k3 eval ppl --text books.txt --docs 8\n"
     "Without MODEL a command uses the demo model, or the folder that K3_MODEL names.";
@@ -29,10 +30,16 @@ std::vector<std::string> CommandNames(const CLI::App& app) {
   return names;
 }
 
-/// A first word that is no command: says so and names the nearest one.
+/// No first word, or one that is no command: says so and names the nearest one.
 bool UnknownCommand(const CLI::App& app, int argc, char** argv) {
-  if (argc < 2 || argv[1][0] == '-') return false;
-  const std::string word = argv[1];
+  const std::string word = argc < 2 ? "" : argv[1];
+  if (word == "-h" || word == "--help" || word == "--version") return false;
+  if (argc < 2 || word.starts_with('-')) {
+    Complain(argc < 2
+                 ? "no command given; k3 --help lists them"
+                 : fmt::format("found \"{}\", expected a command; k3 --help lists them", word));
+    return true;
+  }
   const auto names = CommandNames(app);
   for (const std::string& name : names) {
     if (name == word) return false;
@@ -66,12 +73,13 @@ int Usage(const CLI::App& app, const CLI::ParseError& error) {
   const auto subcommands = app.get_subcommands();
   const CLI::App& used = subcommands.empty() ? app : *subcommands.front();
   Complain(error.what() + OptionHint(used));
-  fmt::print(stderr, "Try: k3 {}--help\n",
-             subcommands.empty() ? "" : subcommands.front()->get_name() + " ");
+  Say(fmt::format("Try: k3 {}--help\n",
+                  subcommands.empty() ? "" : subcommands.front()->get_name() + " "));
   return kExitUsage;
 }
 
 int Main(int argc, char** argv) {
+  OpenStandardFiles();
   InstallSignalHandlers();
   CLI::App app("Runs, checks and measures models of the Kimi K3 family.", "k3");
   app.set_version_flag("--version", "k3 " K3_VERSION, "Print the version");
@@ -80,10 +88,14 @@ int Main(int argc, char** argv) {
   app.footer(std::string(kFooter) + kExitCodesHelp);
   Action action;
   AddRun(app, action);
+  AddChat(app, action);
   AddTokenize(app, action);
   AddEval(app, action);
   AddTrace(app, action);
   AddBench(app, action);
+  AddInspect(app, action);
+  AddPlan(app, action);
+  AddCheck(app, action);
   AddInfo(app, action);
   AddData(app, action);
   AddTrain(app, action);

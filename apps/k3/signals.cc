@@ -1,8 +1,10 @@
 #include "signals.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "exit_codes.h"
@@ -14,11 +16,20 @@ namespace {
 std::atomic<bool> interrupted{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "used in a signal handler");
 
-void OnInterrupt(int) {
-  if (interrupted.exchange(true)) _exit(kExitInterrupted);
+std::atomic<bool> terminated{false};
+std::atomic<const char*> last_words{nullptr};
+
+void OnInterrupt(int number) {
+  if (number == SIGTERM) terminated = true;
+  if (!interrupted.exchange(true)) return;
+  if (const char* words = last_words.load(); words != nullptr) {
+    const ssize_t ignored = write(STDOUT_FILENO, words, std::strlen(words));
+    static_cast<void>(ignored);
+  }
+  _exit(kExitInterrupted);
 }
 
-void Say(const char* text) {
+void SayInHandler(const char* text) {
   const ssize_t ignored = write(STDERR_FILENO, text, std::strlen(text));
   static_cast<void>(ignored);
 }
@@ -29,9 +40,9 @@ void OnBusError(int number, siginfo_t* info, void*) {
     signal(number, SIG_DFL);  // not ours: returning repeats the fault, now fatally
     return;
   }
-  Say("k3: ");
-  Say(path);
-  Say(": the file became shorter or unreadable while in use\n");
+  SayInHandler("k3: ");
+  SayInHandler(path);
+  SayInHandler(": the file became shorter or unreadable while in use\n");
   _exit(kExitFailed);
 }
 
@@ -44,10 +55,19 @@ void Handle(int number, void (*handler)(int)) {
 
 }  // namespace
 
+void OpenStandardFiles() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
+    // The lowest free number is `fd`. Reading from 0 and writing to 1 go on failing.
+    if (open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_WRONLY) < 0) return;
+  }
+}
+
 void InstallSignalHandlers() {
   Handle(SIGINT, OnInterrupt);
   Handle(SIGTERM, OnInterrupt);
   Handle(SIGPIPE, SIG_IGN);
+  Handle(SIGXFSZ, SIG_IGN);  // write() then fails with EFBIG and the message names the file
   struct sigaction action = {};
   action.sa_sigaction = OnBusError;
   action.sa_flags = SA_SIGINFO;
@@ -56,5 +76,11 @@ void InstallSignalHandlers() {
 }
 
 const std::atomic<bool>& Interrupted() { return interrupted; }
+
+void ForgetInterrupt() { interrupted = terminated.load(); }
+
+bool Terminated() { return terminated; }
+
+void SetLastWords(const char* text) { last_words = text; }
 
 }  // namespace k3::app

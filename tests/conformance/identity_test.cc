@@ -117,7 +117,9 @@ TEST_P(Identity, ForkRestoreAndImage) {
   ModelState fork = state;
   const auto want = Run(state, all.subspan(70), exec);
 
+  const std::string image = state.Serialize();
   Run(fork, all.first(9), exec);  // a fork that goes elsewhere leaves the others alone
+  EXPECT_EQ(state.Serialize(), image);
   ModelState restored = snapshot;
   ExpectSameBits(Run(restored, all.subspan(70), exec), want, "after restore");
 

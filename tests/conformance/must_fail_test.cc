@@ -3,9 +3,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <set>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -322,6 +325,8 @@ TEST(MustFail, MistakesInTheConfig) {
       {"RMS norms with eps 1e-6", Altered("rms_norm_eps", 1e-6).Error()},
       {"AttnRes blocks of 4", Altered("attn_res_block_size", 4).Error()},
       {"SiTU beta 1", Altered("activation_situ_beta", 1.0).Error()},
+      {"softmax router", Altered("moe_router_activation_func", "softmax").Error()},
+      {"experts in two groups", Altered("num_expert_group", 2).Error()},
   };
   for (const auto& [name, error] : mistakes) {
     EXPECT_GT(error, kLogitTolerance) << name;
@@ -354,6 +359,59 @@ TEST(MustFail, MistakesOnlyOpsShow) {
   ops.Route(a);
   EXPECT_GT(RelativeL2(weights, g.Floats("route.plain.weights")), kOpTolerance)
       << "not renormalised";
+}
+
+/// Notes what the layers hand to the ops.
+struct Spy : ReferenceBackend {
+  void RmsNorm(const RmsNormArgs& a) override {
+    ++norms[a.eps];
+    ReferenceBackend::RmsNorm(a);
+  }
+  void L2Norm(const L2NormArgs& a) override {
+    l2_eps.insert(a.eps);
+    ReferenceBackend::L2Norm(a);
+  }
+  void GatedRmsNorm(const GatedRmsNormArgs& a) override {
+    gated_eps.insert(a.eps);
+    ReferenceBackend::GatedRmsNorm(a);
+  }
+  void AttnRes(const AttnResArgs& a) override {
+    mix_eps.insert(a.eps);
+    ReferenceBackend::AttnRes(a);
+  }
+  void Route(const RouteArgs& a) override {
+    renormalised &= a.renormalize;
+    ReferenceBackend::Route(a);
+  }
+  std::map<float, std::int64_t> norms;
+  std::set<float> l2_eps, gated_eps, mix_eps;
+  bool renormalised = true;
+};
+
+TEST(MustFail, ConstantsTheLogitsHardlySee) {
+  auto owned = std::make_unique<Spy>();
+  const Spy& spy = *owned;
+  auto model = Model::Load(GoldenDir() + "/tiny-k3");
+  ASSERT_TRUE(model.ok()) << model.message();
+  Exec exec(1, MathMode::kExact, std::move(owned));
+  ModelState state = (*model)->NewState();
+  const TokenId ids[] = {1, 2};
+  std::vector<float> logits;
+  const SequenceInput input{ids, &state, LogitRows::kLast};
+  ASSERT_TRUE((*model)->Forward({&input, 1}, exec, logits).ok());
+  EXPECT_EQ(spy.l2_eps, std::set<float>{1e-6f});  // on the sum, whatever the head's width
+  EXPECT_EQ(spy.gated_eps, std::set<float>{1e-5f});
+  EXPECT_EQ(spy.mix_eps, std::set<float>{1e-5f});
+  EXPECT_TRUE(spy.renormalised);
+  const ModelConfig& c = (*model)->config();
+  const auto n_mla = std::count(c.attention.begin(), c.attention.end(), AttentionKind::kMla);
+  std::int64_t n_moe = 0;
+  for (std::int64_t i = 0; i < c.n_layers; ++i) n_moe += c.is_moe(i);
+  // The queries' and the rows' latent norms; two norms a layer, the experts' latent norms, the
+  // last.
+  const std::map<float, std::int64_t> norms{{1e-6f, 2 * n_mla},
+                                            {1e-5f, 2 * c.n_layers + n_moe + 1}};
+  EXPECT_EQ(spy.norms, norms);
 }
 
 }  // namespace

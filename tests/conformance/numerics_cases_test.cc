@@ -167,6 +167,30 @@ TEST_P(Numerics, Nm05Nm06Nm07Router) {
   }
 }
 
+/// The release has one group; the key is accepted, so its meaning is checked by hand. A group's
+/// score is the sum of its two best biased scores; equal groups: the lower number wins.
+TEST_P(Numerics, RouterGroups) {
+  const std::int64_t E = 8, k = 3;
+  // Groups of two. Sums of the sigmoids rank them 1, 3, 0, 2, although expert 0 is the best.
+  const float logits[] = {4, -9, 2, 1.5f, -1, -1, 1.8f, 0.5f};
+  const float bias[8] = {};
+  const struct {
+    std::int64_t kept;
+    std::vector<std::int32_t> experts;
+  } cases[] = {{2, {2, 6, 3}}, {3, {0, 2, 6}}, {4, {0, 2, 6}}};
+  for (const auto& c : cases) {
+    std::vector<std::int32_t> experts(3);
+    std::vector<float> weights(3);
+    RouteArgs a;
+    a.logits = CMat(logits, {1, E}), a.bias = CVec(bias, {E});
+    a.k = k, a.n_group = 4, a.topk_group = c.kept;
+    a.experts = View<std::int32_t, 2>(experts.data(), {1, k}),
+    a.weights = Mat(weights.data(), {1, k});
+    ops->Route(a);
+    EXPECT_EQ(experts, c.experts) << c.kept << " groups kept";
+  }
+}
+
 TEST_P(Numerics, Nm08Mxfp4) {
   const json data = Load("mxfp4.json");
   for (const json& c : data["cases"]) {

@@ -2,13 +2,14 @@
 
 import json
 import os
+import resource
 import subprocess
 
 import pytest
 
 from models import CASES, base  # noqa: F401 (a fixture)
 
-COMMANDS = ["run", "tokenize", "eval", "trace", "bench", "info"]
+COMMANDS = ["run", "tokenize", "eval", "trace", "bench", "inspect", "plan", "check", "info"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -21,7 +22,18 @@ def test_version_and_help(k3):
     assert k3("--version").stdout.startswith("k3 ")
     text = k3("--help").stdout
     assert all(command in text for command in COMMANDS)
-    assert k3(code=2).stdout == ""
+    assert "no command given" in k3(code=2).stderr
+    assert '"--josn"' in k3("--josn", "info", code=2).stderr
+    assert "[MODEL] ppl" in k3("eval", "--help").stdout
+
+
+def test_an_empty_model_is_not_the_demo_model(k3):
+    assert "expected a folder" in k3("run", "", "-p", "hi", code=2).stderr
+
+
+def test_an_unknown_instruction_set_is_never_replaced(k3):
+    for command in (["info"], ["run", "-p", "hi"]):
+        assert "K3_ISA=abacus" in k3(*command, env={"K3_ISA": "abacus"}, code=1).stderr
 
 
 def test_mistyped_words_get_a_suggestion(k3):
@@ -59,6 +71,15 @@ def test_cl10_documented_meanings(k3, base, demo_model):
     assert "4097" in out.stderr and "4096" in out.stderr
 
 
+def test_threads_the_system_refuses_are_named(k3_bin, base):
+    # Their stacks alone need more address space than this.
+    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31))  # noqa: E731
+    done = subprocess.run([k3_bin, "run", base, "-p", "hi", "-n", "2", "--threads", "1024"],
+                          capture_output=True, text=True, timeout=60, preexec_fn=limit, check=False)
+    assert (done.returncode, done.stdout) == (3, ""), done
+    assert "--threads" in done.stderr and "1024" in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_options_that_exclude_each_other(k3, base):
     k3("run", base, "-p", "a", "--ids", "1", code=2)
     k3("run", base, "-p", "a", "--bos", "--no-bos", code=2)
@@ -93,6 +114,12 @@ def test_cl09_folder_problems_name_the_path_and_the_reason(k3, base, model_copy)
     refused("duplicate")
     config.write_text(text)
     k3("run", folder, "-p", "hi", "-n", 2)
+
+
+def test_messages_are_one_line_whatever_the_names(k3):
+    for name in ("no\nsuch", "no\x1b[31msuch", "no\r\x7fsuch"):
+        out = k3("run", f"/tmp/{name}", "-p", "hi", code=1)
+        assert out.stderr.count("\n") == 1 and out.stderr.strip().isprintable(), out.stderr
 
 
 def test_cl09_a_folder_without_permission(k3, base, model_copy):
@@ -145,6 +172,55 @@ def test_a_full_disk_is_reported(k3_bin, args):
                               check=False)
     assert done.returncode == 1
     assert b"No space left" in done.stderr
+
+
+def test_closed_and_full_standard_files_end_with_a_status(k3_bin, base, tmp_path):
+    def status(redirections, *args):
+        line = f'exec "$0" "$@" {redirections}'
+        return subprocess.run(["bash", "-c", line, k3_bin, *map(str, args)], timeout=20,
+                              capture_output=True, check=False).returncode
+
+    run = ("run", base, "-p", "hi", "-n", 2)
+    assert status(">&- 2>&- <&-", *run) == 1
+    assert status("2>&-", "run", "/no/such/model", "-p", "hi") == 1
+    assert status("2>&-", *run) == 0
+    if os.path.exists("/dev/full"):
+        assert status("2>/dev/full", "run", "/no/such/model", "-p", "hi") == 1
+        assert status("2>/dev/full", "run", "--nonsense") == 2
+    # The state must not get the number of a closed file, and messages inside.
+    state = tmp_path / "state"
+    assert status("2>&-", *run, "--save-state", state) == 0
+    assert state.read_bytes().startswith(b"K3STATE")
+
+
+@pytest.mark.parametrize("args", [["trace", "--ids", "1,2", "--out"],
+                                  ["run", "-p", "hi", "-n", "2", "--save-state"]], ids=lambda a: a[0])
+def test_output_files_replace_only_regular_files(k3, k3_bin, base, tmp_path, args):
+    command, *rest = args
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    refused = k3(command, base, *rest, pipe, code=1)
+    assert "not a regular file" in refused.stderr and refused.stdout == ""
+    assert pipe.is_fifo()
+    refused = k3(command, base, *rest, tmp_path, code=1)  # before any text is generated
+    assert "is a folder" in refused.stderr and refused.stdout == ""
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    k3(command, base, *rest, link)
+    assert link.is_symlink() and len(target.read_bytes()) > 100
+    left = sorted(path.name for path in tmp_path.iterdir())
+    full = subprocess.run(["bash", "-c", 'ulimit -f 1; exec "$0" "$@"', k3_bin, command, base, *rest,
+                           tmp_path / "full"], timeout=20, capture_output=True, check=False)
+    assert full.returncode == 1 and b"File too large" in full.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+def test_too_many_threads_for_the_system_is_no_crash(k3_bin, base):
+    done = subprocess.run(["bash", "-c", 'ulimit -v 300000; exec "$0" "$@"', k3_bin, "run", base,
+                           "-p", "hi", "-n", "2", "--threads", "512"], timeout=20,
+                          capture_output=True, check=False)
+    assert done.returncode == 3, done
+    assert b"--threads: cannot start" in done.stderr or b"not enough memory" in done.stderr, done
 
 
 # --- tokenize

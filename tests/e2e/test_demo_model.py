@@ -4,6 +4,11 @@ import hashlib
 import json
 import struct
 
+import pytest
+
+import tokenizer_oracle
+from models import GOLDEN
+
 # Changing the model means changing its card, the golden values and this list in one commit.
 SHA256 = {
     "model-00001-of-00002.safetensors": "d8fd47adfc8a1f502ff1cf6c48b3a7236b87a35d16bf943bc90ec2bd1ea3b032",
@@ -32,3 +37,22 @@ def test_a_copy_can_be_changed(model_copy, edit_json):
     folder = model_copy()
     edit_json(folder / "config.json", lambda config: config.update(model_type="other"))
     assert json.loads((folder / "config.json").read_text())["model_type"] == "other"
+
+
+@pytest.fixture
+def books():
+    """The validation text of the demo model; large, so not part of the repository."""
+    path = tokenizer_oracle.data_file("books-valid.txt")
+    if path is None:
+        pytest.skip("SKIP books-valid.txt is neither in $K3_DATA nor in ../shared/data")
+    return path
+
+
+def test_perplexity_is_the_reference(k3, books):
+    want = json.loads((GOLDEN / "demo.json").read_text())
+    got = k3("eval", "ppl", "--text", books, "--docs", len(want["valid_docs"]), "--tokens", 512,
+             "--math", "exact", "--json").json()
+    assert len(got["documents"]) == len(want["valid_docs"])
+    for document, nats in zip(got["documents"], want["valid_docs"]):
+        assert abs(document["nats"] - nats) < 1e-6  # measured: 5e-8
+    assert abs(got["mean_nats"] - want["valid_mean"]) < 1e-6

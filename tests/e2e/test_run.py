@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import subprocess
 
 import pytest
@@ -20,7 +21,7 @@ def test_demo_model_greedy_text_is_the_reference(k3, demo_model, row):
     out = run_json(k3, demo_model, "-p", row["prompt"], "-n", 24, "--temp", 0)
     assert out["prompt_ids"] == row["prompt_ids"]
     # A step whose two best scores are closer than float32 can tell may go either way.
-    sure = next((i for i, m in enumerate(row["margin"]) if m < 0.02), len(row["margin"]))
+    sure = next((i for i, m in enumerate(row["margin"]) if m <= 0.01), len(row["margin"]))
     assert out["ids"][:sure] == row["greedy_ids"][:sure]
     if sure == len(row["margin"]):
         assert out["text"] == row["text"]
@@ -168,6 +169,16 @@ def test_save_and_load_continue_as_if_never_stopped(k3, base, tmp_path):
     assert first["ids"] + rest["ids"] == whole["ids"]
 
 
+def test_a_seed_given_with_a_loaded_state_starts_its_stream(k3, base, tmp_path):
+    state = tmp_path / "s.k3s"
+    k3("run", base, "-p", "the quick", "-n", 0, "--seed", 11, "--save-state", state)
+    args = ["-n", 24, "--temp", 1]
+    for seed in (5, 11):
+        fresh = run_json(k3, base, "-p", "the quick", *args, "--seed", seed)["ids"]
+        assert run_json(k3, base, *args, "--seed", seed, "--load-state", state)["ids"] == fresh
+    assert run_json(k3, base, *args, "--load-state", state)["ids"] == fresh  # of seed 11
+
+
 def test_a_loaded_state_reads_only_the_new_part(k3, base, tmp_path):
     state = tmp_path / "s.k3s"
     ids = list(b"the quick small model reads a long line of text")
@@ -193,6 +204,14 @@ def test_bad_state_files_are_refused(k3, base, demo_model, tmp_path):
         assert name in out.stderr and out.stderr.count("\n") == 1 and out.stdout == ""
     missing = k3("run", base, "-p", "x", "--load-state", tmp_path / "none", code=1)
     assert "none" in missing.stderr
+
+
+def test_a_sequence_without_tokens_is_saved_too(k3, base, tmp_path):
+    state = tmp_path / "s.k3s"
+    assert k3("run", base, "-p", "", "--no-bos", "--save-state", state).stdout == ""
+    args = ["-n", 4, "--temp", 0]
+    assert run_json(k3, base, "-p", "hi", *args, "--load-state", state)["ids"] == \
+        base_rows()[0]["greedy_ids"][:4]
 
 
 def test_an_unwritable_state_is_an_error(k3, base):
@@ -226,3 +245,22 @@ def test_cl03_with_a_prompt_standard_input_is_left_alone(k3_bin, base):
         os.close(reader)
         os.close(writer)
     assert done.returncode == 0 and done.stdout
+
+
+@pytest.mark.parametrize("part", ["gate.e_score_correction_bias", "dt_bias", "A_log"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_gates_that_are_not_finite_are_refused(k3, base, model_copy, part, value):
+    """A NaN bias only changes which experts are chosen: the scores stay finite, the text wrong."""
+    folder = model_copy(base)
+    for shard in sorted(folder.glob("*.safetensors")):
+        data = bytearray(shard.read_bytes())
+        start = 8 + int.from_bytes(data[:8], "little")
+        for name, entry in json.loads(data[8:start]).items():
+            if name.endswith(part) and entry["dtype"] == "F32":
+                begin = start + entry["data_offsets"][0]
+                data[begin:begin + 4] = struct.pack("<f", value)
+                shard.write_bytes(data)
+                refused = k3("run", folder, "-p", "hi", "-n", 2, code=1).stderr
+                assert part in refused and shard.name in refused and "finite" in refused
+                return
+    pytest.fail(f"no F32 tensor {part}")

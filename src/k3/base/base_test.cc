@@ -1,4 +1,5 @@
 #include <atomic>
+#include <cstdint>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -41,6 +42,19 @@ TEST(Threads, EveryItemOnce) {
   }
 }
 
+TEST(ThreadPool, MemoryThatRanOutInAWorkerReachesTheCaller) {
+  ThreadPool pool(4);
+  const auto fails = [&] {
+    pool.ParallelFor(100, 1, [](auto begin, auto) {
+      if (begin % 10 == 7) throw std::bad_alloc();
+    });
+  };
+  for (int i = 0; i < 3; ++i) EXPECT_THROW(fails(), std::bad_alloc);
+  std::atomic<int> count = 0;
+  pool.ParallelFor(100, 1, [&](auto, auto) { ++count; });
+  EXPECT_EQ(count, 100);
+}
+
 TEST(Threads, NestedRunsSerially) {
   ThreadPool pool(2);
   std::atomic<int> sum{0};
@@ -65,6 +79,13 @@ TEST(Workspace, MarkGivesMemoryBack) {
   EXPECT_EQ(ws.Alloc<float>(100), a);
   EXPECT_EQ(ws.Alloc<float>(5'000'000), b);
   EXPECT_EQ(ws.reserved_bytes(), before);
+}
+
+TEST(Workspace, EveryArrayStartsOnACacheLine) {
+  Workspace ws;
+  for (const std::int64_t n : {1, 3, 64, 65, 3'000'000, 0, 7}) {
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(ws.Alloc<char>(n)) % 64, 0u) << n;
+  }
 }
 
 TEST(Rng, IsTheKnownSequence) {  // SplitMix64 from seed 0, values published with the algorithm

@@ -7,8 +7,10 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace k3 {
@@ -41,9 +43,10 @@ int UsableCpus() {
 struct ThreadPool::Impl {
   std::mutex mutex;
   std::condition_variable start, done;
-  std::uint64_t epoch = 0;  // guarded by mutex; one more for every Run
-  int running = 0;          // guarded by mutex; workers still inside the current Run
-  bool stop = false;        // guarded by mutex
+  std::uint64_t epoch = 0;     // guarded by mutex; one more for every Run
+  std::exception_ptr failure;  // guarded by mutex; the first one of the current Run
+  int running = 0;             // guarded by mutex; workers still inside the current Run
+  bool stop = false;           // guarded by mutex
 
   // The current loop. Written under mutex before `start` is signalled.
   Call call = nullptr;
@@ -57,9 +60,23 @@ struct ThreadPool::Impl {
     for (;;) {
       const std::int64_t b = next.fetch_add(grain, std::memory_order_relaxed);
       if (b >= n) break;
-      call(fn, b, std::min(b + grain, n));
+      try {
+        call(fn, b, std::min(b + grain, n));
+      } catch (...) {  // out of memory: told to the caller of Run, not to std::terminate
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+      }
     }
     in_parallel_region = false;
+  }
+
+  void Stop() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    start.notify_all();
+    for (auto& t : workers) t.join();
   }
 
   void Work() {
@@ -78,17 +95,15 @@ struct ThreadPool::Impl {
 };
 
 ThreadPool::ThreadPool(int threads) : size_(std::max(1, threads)), impl_(std::make_unique<Impl>()) {
-  for (int i = 1; i < size_; ++i) impl_->workers.emplace_back([this] { impl_->Work(); });
+  try {
+    for (int i = 1; i < size_; ++i) impl_->workers.emplace_back([this] { impl_->Work(); });
+  } catch (...) {  // the system gives no more threads: end those that run before it is reported
+    impl_->Stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->stop = true;
-  }
-  impl_->start.notify_all();
-  for (auto& t : impl_->workers) t.join();
-}
+ThreadPool::~ThreadPool() { impl_->Stop(); }
 
 void ThreadPool::Run(std::int64_t n, std::int64_t grain, Call call, void* fn) {
   if (in_parallel_region) return call(fn, 0, n);
@@ -107,6 +122,7 @@ void ThreadPool::Run(std::int64_t n, std::int64_t grain, Call call, void* fn) {
   p.Drain();
   std::unique_lock lock(p.mutex);
   p.done.wait(lock, [&] { return p.running == 0; });
+  if (const auto failure = std::exchange(p.failure, nullptr)) std::rethrow_exception(failure);
 }
 
 }  // namespace k3

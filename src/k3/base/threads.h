@@ -15,7 +15,7 @@ int UsableCpus();
 /// ParallelFor may be called from one thread at a time; a nested call runs serially.
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);
+  explicit ThreadPool(int threads);  // std::system_error when the system refuses a thread
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -23,7 +23,7 @@ class ThreadPool {
   int size() const { return size_; }
 
   /// Calls fn(begin, end) for disjoint ranges covering [0, n), each of at most `grain` items.
-  /// Returns when all are done. fn must not throw.
+  /// Returns when all are done. Where memory ran out in fn the caller gets the std::bad_alloc.
   template <class F>
   void ParallelFor(std::int64_t n, std::int64_t grain, F&& fn) {
     if (n <= 0) return;

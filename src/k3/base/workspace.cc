@@ -13,7 +13,19 @@ void Workspace::Free::operator()(std::byte* p) const {
   ::operator delete[](p, std::align_val_t{kAlign});
 }
 
-void Workspace::Reset() { block_ = used_ = 0; }
+void Workspace::Reset() { block_ = used_ = before_ = peak_ = 0; }
+
+void Workspace::Reserve(std::int64_t bytes) {
+  const auto wanted = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+  if (!blocks_.empty() && blocks_[0].size >= wanted) return;
+  blocks_.clear();  // free first: the old block and the new one are never held together
+  AddBlock((wanted + kAlign - 1) / kAlign * kAlign);
+}
+
+void Workspace::AddBlock(std::size_t size) {
+  auto* raw = static_cast<std::byte*>(::operator new[](size, std::align_val_t{kAlign}));
+  blocks_.push_back({std::unique_ptr<std::byte[], Free>(raw), size});
+}
 
 std::size_t Workspace::reserved_bytes() const {
   std::size_t sum = 0;
@@ -24,18 +36,18 @@ std::size_t Workspace::reserved_bytes() const {
 void* Workspace::AllocBytes(std::size_t bytes) {
   bytes = (std::max<std::size_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign;
   while (block_ < blocks_.size() && used_ + bytes > blocks_[block_].size) {
+    before_ += blocks_[block_].size;
     ++block_;
     used_ = 0;
   }
   if (block_ == blocks_.size()) {
     const std::size_t last = blocks_.empty() ? kMinBlock : 2 * blocks_.back().size;
-    const std::size_t size = std::max(bytes, last);
-    auto* raw = static_cast<std::byte*>(::operator new[](size, std::align_val_t{kAlign}));
-    blocks_.push_back({std::unique_ptr<std::byte[], Free>(raw), size});
+    AddBlock(std::max(bytes, last));
     used_ = 0;
   }
   void* out = blocks_[block_].data.get() + used_;
   used_ += bytes;
+  peak_ = std::max(peak_, before_ + used_);
   return out;
 }
 

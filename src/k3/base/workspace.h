@@ -18,23 +18,29 @@ class Workspace {
     return static_cast<T*>(AllocBytes(static_cast<std::size_t>(n) * sizeof(T)));
   }
   void Reset();
+  /// Makes the next `bytes` of allocations after a Reset come from one block of exactly that size
+  /// (or the larger one that is there already). Only right after a Reset.
+  void Reserve(std::int64_t bytes);
 
   /// Frees everything allocated since its construction when it goes out of scope.
   class Mark {
    public:
-    explicit Mark(Workspace& ws) : ws_(ws), block_(ws.block_), used_(ws.used_) {}
-    ~Mark() { ws_.block_ = block_, ws_.used_ = used_; }
+    explicit Mark(Workspace& ws)
+        : ws_(ws), block_(ws.block_), used_(ws.used_), before_(ws.before_) {}
+    ~Mark() { ws_.block_ = block_, ws_.used_ = used_, ws_.before_ = before_; }
     Mark(const Mark&) = delete;
     Mark& operator=(const Mark&) = delete;
 
    private:
     Workspace& ws_;
-    std::size_t block_, used_;
+    std::size_t block_, used_, before_;
   };
 
   /// Bytes held from the system.
   std::size_t reserved_bytes() const;
-  /// fn(start, bytes) for every block; blocks never move or shrink.
+  /// Most bytes in use at once since the last Reset, space lost between blocks included.
+  std::size_t peak_bytes() const { return peak_; }
+  /// fn(start, bytes) for every block; only Reserve gives blocks back.
   template <class F>
   void ForEachBlock(F&& fn) const {
     for (const Block& b : blocks_) fn(static_cast<const void*>(b.data.get()), b.size);
@@ -42,6 +48,7 @@ class Workspace {
 
  private:
   void* AllocBytes(std::size_t bytes);
+  void AddBlock(std::size_t size);
 
   struct Free {
     void operator()(std::byte* p) const;
@@ -51,8 +58,10 @@ class Workspace {
     std::size_t size;
   };
   std::vector<Block> blocks_;
-  std::size_t block_ = 0;  // index of the block in use
-  std::size_t used_ = 0;   // bytes used in it
+  std::size_t block_ = 0;   // index of the block in use
+  std::size_t used_ = 0;    // bytes used in it
+  std::size_t before_ = 0;  // bytes of the blocks before it
+  std::size_t peak_ = 0;
 };
 
 }  // namespace k3

@@ -47,6 +47,17 @@ Status CheckFolder(const std::string& dir) {
   return {};
 }
 
+/// Only information: anything but a plain count is taken as absent.
+std::optional<std::int64_t> TotalSize(const nlohmann::json& root) {
+  const auto metadata = root.find("metadata");
+  if (metadata == root.end() || !metadata->is_object()) return std::nullopt;
+  const auto size = metadata->find("total_size");
+  if (size == metadata->end() || !size->is_number_unsigned()) return std::nullopt;
+  const auto value = size->get<std::uint64_t>();
+  return value < (std::uint64_t{1} << 62) ? std::optional(static_cast<std::int64_t>(value))
+                                          : std::nullopt;
+}
+
 }  // namespace
 
 Result<SafetensorsIndex> ParseIndex(std::string_view text, std::string_view where) {
@@ -73,6 +84,7 @@ Result<SafetensorsIndex> ParseIndex(std::string_view text, std::string_view wher
     files.try_emplace(*file, 0u);
   }
   SafetensorsIndex index;
+  index.total_size = TotalSize(root);
   for (auto& [file, number] : files) {
     number = static_cast<std::uint32_t>(index.files.size());
     index.files.push_back(file);

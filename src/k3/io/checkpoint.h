@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,7 @@ namespace k3 {
 struct SafetensorsIndex {
   std::vector<std::string> files;  // plain file names, sorted, without repeats
   std::map<std::string, std::uint32_t, std::less<>> file_of;  // tensor name -> index into `files`
+  std::optional<std::int64_t> total_size;  // metadata.total_size, when it is a plausible number
 };
 
 /// Refuses file names that are not plain names inside the folder, an empty or missing weight_map

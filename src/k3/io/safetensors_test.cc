@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <filesystem>
 
@@ -117,6 +118,13 @@ TEST(SafetensorsFile, HeaderLengthIsCheckedBeforeUse) {
     EXPECT_THAT(r.message(), HasSubstr(c.words));
     EXPECT_THAT(r.message(), HasSubstr("f.safetensors"));
   }
+  // A file that is large enough for a header over the limit, without its blocks.
+  WriteBytes(dir / "large.safetensors", std::string("\x01\xe1\xf5\x05\0\0\0\0", 8) + "{");
+  ASSERT_EQ(::truncate((dir / "large.safetensors").c_str(), 200'000'000), 0);
+  const auto large = SafetensorsFile::Open(dir / "large.safetensors");
+  ASSERT_FALSE(large.ok());
+  EXPECT_THAT(large.message(), HasSubstr("header of 100000001 bytes"));
+
   WriteBytes(dir / "f.safetensors", good);
   const auto r = SafetensorsFile::Open(dir / "f.safetensors");
   ASSERT_TRUE(r.ok()) << r.message();

@@ -38,7 +38,7 @@ namespace k3 {
   X(Route)                \
   X(ExpertMlp)
 
-/// Shapes and aliasing are the caller's duty and checked in debug builds. Ops do not fail: a dead
+/// Shapes and aliasing are the caller's duty; nothing checks them. Ops do not fail: a dead
 /// device is reported by the pass that used it. Contracts stand at the argument types.
 class Backend {
  public:

@@ -1,6 +1,7 @@
 // What a forward pass runs on: arithmetic mode, threads, scratch memory.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
@@ -21,7 +22,7 @@ enum class MathMode : std::uint8_t {
 /// that runs at the same time. The processor's instruction set must have been accepted before
 /// (cpu::ChooseTable); making an Exec with an impossible K3_ISA is a bug of the caller.
 struct Exec {
-  explicit Exec(int threads, MathMode mode = MathMode::kExact);
+  explicit Exec(int threads, MathMode mode = MathMode::kExact);  // throws as ThreadPool does
   /// On ops of the caller's, for tests.
   Exec(int threads, MathMode mode, std::unique_ptr<Backend> backend);
 
@@ -29,6 +30,10 @@ struct Exec {
   Workspace ws;
   MathMode math;
   std::unique_ptr<Backend> ops;
+  /// Looked at between layers when set: true ends a pass with kCancelled, its states are lost.
+  const std::atomic<bool>* cancel = nullptr;
+
+  bool cancelled() const { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
 };
 
 /// In fast mode a run may be cut only at positions that are multiples of this many tokens.

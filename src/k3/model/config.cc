@@ -327,6 +327,7 @@ Result<ModelConfig> Parse(const Readers& in) {
   K3_TRY(CheckTotal(in, c));
   K3_TRY(CheckQuantization(in.root));
   K3_TRY(CheckQuantization(in.text));
+  c.packed_experts = in.root.Has("quantization_config") || in.text.Has("quantization_config");
   K3_TRY(ReadTied(in, &c));
   K3_TRY(ReadSpecialIds(in, &c));
   K3_ASSIGN(const auto nextn, in.text.Int("num_nextn_predict_layers", 0, kMaxLayers, 0));

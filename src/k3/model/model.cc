@@ -8,6 +8,7 @@
 
 #include "k3/io/checkpoint.h"
 #include "k3/layers/scratch.h"
+#include "k3/model/pass_memory.h"
 
 namespace k3 {
 
@@ -79,6 +80,7 @@ class Pass {
                                     tracer_.on() ? &tracer_ : nullptr);
     const Mat normed = NewMat(exec_, T, c_.hidden), out = NewMat(exec_, T, c_.hidden);
     for (std::int64_t i = 0; i < c_.n_layers; ++i) {
+      if (exec_.cancelled()) return normed;  // the caller looks too and throws it away
       for (std::size_t s = 0; s < slices.size(); ++s) slices[s].cache = &batch[s].state->layer(i);
       const ModelWeights::Layer& w = w_.layers[static_cast<std::size_t>(i)];
       exec_.ops->RmsNorm({stream->Read(i, Site::kAttention), w.attn_norm, c_.rms_eps, normed});
@@ -140,6 +142,14 @@ Status CheckTokens(std::span<const SequenceInput> batch, std::int64_t vocab) {
   return {};
 }
 
+/// The first row of a sequence whose scores are asked for; its length when none is.
+std::int64_t FirstScored(const SequenceInput& s) {
+  const auto count = static_cast<std::int64_t>(s.tokens.size());
+  return s.logits == LogitRows::kAll    ? 0
+         : s.logits == LogitRows::kLast ? std::max<std::int64_t>(0, count - 1)
+                                        : count;
+}
+
 /// Says which part made a score NaN or infinite: the output layer, or what it read.
 Error NotFinite(CMat hidden, std::int64_t row, std::int64_t column, float value) {
   bool hidden_finite = true;
@@ -193,17 +203,21 @@ Status Model::ForwardHidden(std::span<const SequenceInput> batch, Exec& exec, CM
   K3_TRY(CheckTokens(batch, c.vocab));
   std::vector<TokenId> tokens;
   std::vector<SequenceSlice> slices;
+  std::int64_t scored = 0;
   for (const SequenceInput& s : batch) {
     const auto begin = static_cast<std::int64_t>(tokens.size());
     const auto count = static_cast<std::int64_t>(s.tokens.size());
+    scored += count - FirstScored(s);
     tokens.insert(tokens.end(), s.tokens.begin(), s.tokens.end());
     slices.push_back({begin, count, s.state->position(), nullptr});
   }
   exec.ws.Reset();
   hidden = CMat(nullptr, {0, c.hidden});
   if (tokens.empty()) return {};
+  exec.ws.Reserve(PassBytes(c, static_cast<std::int64_t>(tokens.size()), scored));
   Tracer tracer(trace);
   hidden = Pass(c, *impl_->weights, exec, tracer).Run(tokens, slices, batch);
+  if (exec.cancelled()) return Error{Code::kCancelled, ""};
   for (std::size_t s = 0; s < batch.size(); ++s) batch[s].state->Advance(slices[s].count);
   return {};
 }
@@ -215,10 +229,7 @@ Status Model::Forward(std::span<const SequenceInput> batch, Exec& exec, std::vec
   std::int64_t begin = 0;
   for (const SequenceInput& s : batch) {
     const auto count = static_cast<std::int64_t>(s.tokens.size());
-    const std::int64_t first = s.logits == LogitRows::kAll    ? 0
-                               : s.logits == LogitRows::kLast ? std::max<std::int64_t>(0, count - 1)
-                                                              : count;
-    for (std::int64_t t = first; t < count; ++t) wanted.push_back(begin + t);
+    for (std::int64_t t = FirstScored(s); t < count; ++t) wanted.push_back(begin + t);
     begin += count;
   }
   CMat final_hidden;

@@ -53,13 +53,17 @@ std::int64_t ModelState::bytes() const {
   return sum;
 }
 
-std::int64_t ModelState::BytesFor(const ModelConfig& config, std::int64_t tokens) {
+StateBytes ModelState::PartsFor(const ModelConfig& config, std::int64_t tokens) {
   const std::int64_t rows =
       (tokens + PagedRows::kPageRows - 1) / PagedRows::kPageRows * PagedRows::kPageRows;
-  std::int64_t sum = 0;
+  StateBytes sum;
   for (std::int64_t i = 0; i < config.n_layers; ++i) {
     const Sizes s = SizesOf(config, i);
-    sum += 4 * (s.state + s.conv + rows * (s.row + s.value));
+    sum.kda += 4 * s.state;
+    sum.conv += 4 * s.conv;
+    const bool mla = config.attention[static_cast<std::size_t>(i)] == AttentionKind::kMla;
+    (mla ? sum.mla : sum.gqa) += 4 * rows * (s.row + s.value);
+    sum.row_token += s.row + s.value;
   }
   return sum;
 }

@@ -13,6 +13,17 @@
 
 namespace k3 {
 
+/// Bytes of one sequence's state by kind, as the engine holds it (f32).
+struct StateBytes {
+  std::int64_t kda = 0;        // KDA matrices, the same at every length
+  std::int64_t conv = 0;       // convolution tails, the same at every length
+  std::int64_t mla = 0;        // MLA rows
+  std::int64_t gqa = 0;        // GQA keys and values
+  std::int64_t row_token = 0;  // values (not bytes) one more token adds to the rows
+
+  std::int64_t total() const { return kda + conv + mla + gqa; }
+};
+
 /// KDA matrices and convolution tails, MLA rows and the position of one sequence.
 /// Copying is cheap for MLA rows (pages are shared, copied on write) and a plain copy for the rest.
 /// Distinct objects may be used from distinct threads, also when they share pages.
@@ -26,7 +37,10 @@ class ModelState {
   /// Bytes this state refers to; shared pages count in full.
   std::int64_t bytes() const;
   /// Bytes a state of `config` takes after `tokens` tokens.
-  static std::int64_t BytesFor(const ModelConfig& config, std::int64_t tokens);
+  static std::int64_t BytesFor(const ModelConfig& config, std::int64_t tokens) {
+    return PartsFor(config, tokens).total();
+  }
+  static StateBytes PartsFor(const ModelConfig& config, std::int64_t tokens);
 
   /// Self-contained little-endian image of the state, and back. Deserialize refuses an image of
   /// another shape or length and then leaves the object unchanged.

@@ -147,6 +147,15 @@ TEST(Generate, CharactersComeWholeAndABrokenOneBecomesTheReplacement) {
   const Outcome out = Continue(model, "p", Greedy());
   EXPECT_EQ(out.result.text, "né\xef\xbf\xbd");
   EXPECT_EQ(out.pieces, (std::vector<std::string>{"n", "é", "\xef\xbf\xbd"}));
+  // The replacement may be what ends the text.
+  GenerateOptions o = Greedy();
+  o.stop = {"\xef\xbf\xbd"};
+  o.max_tokens = 4;
+  FakeModel again(After("p", "né\xe6\x97"));
+  const Outcome stopped = Continue(again, "p", o);
+  EXPECT_EQ(stopped.result.text, "né");
+  EXPECT_EQ(stopped.result.finish, FinishReason::kStop);
+  EXPECT_EQ(stopped.result.matched_stop, "\xef\xbf\xbd");
 }
 
 TEST(Generate, FillingTheContextIsLengthATooLongPromptAnError) {

@@ -116,6 +116,7 @@ TEST(Sampler, PenaltiesFollowTheirFormulas) {
   p.presence_penalty = 1.5;
   EXPECT_EQ(Pick({4.f, 2.6f}, p, 1, {0, 0, 0}), 1);
   EXPECT_EQ(Pick({4.f, 2.4f}, p, 1, {0, 0, 0}), 0);
+  EXPECT_EQ(Pick({4.f, 2.6f}, p, 1, {}, {0}), 0) << "the prompt does not count";
   p = Greedy();
   p.logit_bias = {{0, -2.0}, {1, 0.5}};
   EXPECT_EQ(Pick({4.f, 1.6f}, p), 1);

@@ -11,10 +11,14 @@ void ShadowMap::AddParameter(const float* data, std::int64_t n, float* shadow) {
 }
 
 void ShadowMap::AddScratch(const float* data, std::int64_t n) {
-  if (ranges_.contains(data)) return;
-  Range r{n, nullptr, Kind::kScratch, std::vector<float>(static_cast<std::size_t>(n))};
-  const auto at = ranges_.emplace(data, std::move(r)).first;
-  at->second.shadow = at->second.owned.data();
+  Range r{n, nullptr, Kind::kScratch, {}};
+  if (!spare_.empty()) {
+    r.owned = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  r.owned.assign(static_cast<std::size_t>(n), 0.f);
+  r.shadow = r.owned.data();
+  ranges_[data] = std::move(r);
 }
 
 void ShadowMap::AddTransient(const float* data, std::int64_t n) {
@@ -28,10 +32,11 @@ void ShadowMap::AddTransient(const float* data, std::int64_t n) {
 }
 
 void ShadowMap::ClearPass() {
-  std::erase_if(ranges_, [](const auto& r) { return r.second.kind == Kind::kTransient; });
+  spare_.clear();
   for (auto& [data, r] : ranges_) {
-    if (r.kind == Kind::kScratch) std::fill(r.owned.begin(), r.owned.end(), 0.f);
+    if (r.kind == Kind::kScratch) spare_.push_back(std::move(r.owned));
   }
+  std::erase_if(ranges_, [](const auto& r) { return r.second.kind != Kind::kParameter; });
 }
 
 const std::pair<const float* const, ShadowMap::Range>* ShadowMap::Holder(const float* p) const {

@@ -15,13 +15,13 @@ class ShadowMap {
  public:
   /// The shadow belongs to the caller and is never cleared here: parameters.
   void AddParameter(const float* data, std::int64_t n, float* shadow);
-  /// Memory that outlives passes; its shadow is owned here and cleared by ClearPass.
+  /// A block of a pass's workspace; its shadow is zero, and its memory is used again by later ones.
   void AddScratch(const float* data, std::int64_t n);
   /// Memory of one pass (states and cache pages): known, with a zero shadow, until ClearPass.
   /// Naming the same range twice is fine.
   void AddTransient(const float* data, std::int64_t n);
 
-  /// Forgets transient ranges and zeroes the shadows of scratch.
+  /// Forgets all but the parameters: between passes a workspace may give its blocks back.
   void ClearPass();
 
   /// Shadow of p, or null when no range holds it. The range must hold all n floats.
@@ -40,7 +40,8 @@ class ShadowMap {
   };
   const std::pair<const float* const, Range>* Holder(const float* p) const;
 
-  std::map<const float*, Range> ranges_;  // by start, disjoint
+  std::map<const float*, Range> ranges_;   // by start, disjoint
+  std::vector<std::vector<float>> spare_;  // of forgotten scratch
 };
 
 }  // namespace k3

@@ -1,0 +1,120 @@
+/* Kimi Delta Attention on one Hopper GPU (sm_90a): a C interface of raw device pointers.
+ *
+ * Per head, state S [D, D] f32 (row = key channel), token t:
+ *   qn = scale q / sqrt(sum q^2 + 1e-6);  kn = k / sqrt(sum k^2 + 1e-6);  beta = sigmoid(b)
+ *   z  = f + dt_bias;  g = lower_bound sigmoid(exp(a_log) z)        lower_bound < 0 (bounded form)
+ *                      g = -exp(a_log) softplus(z)                  lower_bound = 0 (softplus form)
+ *   S' = diag(exp(g)) S;  u = beta (v - S'^T kn);  S = S' + kn u^T;  o = S^T qn
+ *
+ * No call allocates, synchronises, copies to the host or remembers anything: all may be captured
+ * in a CUDA graph, and calls on different streams with different outputs may run at once. A call
+ * returns when its kernels are queued; faults inside them show at the stream's next
+ * synchronisation. In a build without CUDA every call answers K3_KDA_NO_CUDA.
+ */
+#ifndef K3_KDA_H_
+#define K3_KDA_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum k3_kda_status {
+  K3_KDA_OK = 0,
+  K3_KDA_INVALID = 1,         /* a null pointer, a size or an alignment that the call cannot take */
+  K3_KDA_SMALL_WORKSPACE = 2, /* fewer bytes than the size query asks for */
+  K3_KDA_NO_CUDA = 3, /* built without CUDA, or the device is not of compute capability 9.0 */
+  K3_KDA_LAUNCH = 4   /* the CUDA runtime refused a launch */
+} k3_kda_status;
+
+/* One line of English for a status; never null. */
+const char* k3_kda_status_text(k3_kda_status status);
+
+/* A bf16 tensor [n_tokens, n_heads, D]: head h of token t starts at data + t row_stride + h D.
+ * data is aligned to 16 bytes and row_stride (elements) a multiple of 8, at least n_heads D; it may
+ * be so large that offsets pass 2^31. beta is [n_tokens, n_heads] and needs no alignment. */
+typedef struct k3_kda_tensor {
+  const void* data;
+  int64_t row_stride;
+} k3_kda_tensor;
+
+/* A packed batch: sequence s is rows [cu_seqlens[s], cu_seqlens[s + 1]), possibly none.
+ * cu_seqlens lies on the device, does not decrease and stays within [0, n_tokens]: values outside
+ * are clamped, so that no access leaves the tensors. NULL: one sequence of n_tokens rows. */
+typedef struct k3_kda_batch {
+  int64_t n_tokens;
+  int32_t n_sequences;
+  const int32_t* cu_seqlens;
+  int32_t n_heads;
+  int32_t head_dim; /* 64 or 128 */
+} k3_kda_batch;
+
+/* What every direction reads. a_log [n_heads] and dt_bias [n_heads D] are f32. */
+typedef struct k3_kda_inputs {
+  k3_kda_tensor q, k, v, f, beta;
+  const float* a_log;
+  const float* dt_bias;
+  float lower_bound; /* < 0: bounded form; 0: softplus form */
+  float scale;       /* usually D^-0.5 */
+} k3_kda_inputs;
+
+/* How the forward pass is cut; K3_KDA_AUTO is right unless variants are being compared. */
+typedef enum k3_kda_plan {
+  K3_KDA_AUTO = 0,
+  K3_KDA_FUSED = 1,    /* one kernel, one SM for each (sequence, head); D = 128, bound >= -5 */
+  K3_KDA_SPLIT = 2,    /* chunk operands to memory, then state chains of 64 values; the same */
+  K3_KDA_RECURRENT = 3 /* token by token; every form */
+} k3_kda_plan;
+
+/* Bytes of workspace the forward pass needs at `plan` (0 is possible). Negative: the batch or the
+ * plan is not one that k3_kda_forward takes. */
+int64_t k3_kda_forward_workspace(const k3_kda_batch* batch, float lower_bound, k3_kda_plan plan);
+
+/* o [n_tokens, n_heads, D] bf16, same alignment rules as the inputs.
+ * initial_state, final_state: [n_sequences, n_heads, D, D] f32, may be one buffer. No initial state
+ * means zeros; a null final_state is not written. An empty sequence copies its state.
+ * Error against float64 (relative L2): below 4.5e-3 for o and the state, 6e-3 with long memory.
+ * bf16 operands and fp32 state; the same call twice gives the same bits. Worse where I + L of a
+ * chunk is ill-conditioned: equal keys, beta near 1 and no decay gave 7e-2 (K3_KDA_RECURRENT does
+ * not suffer). o must not overlap an input. */
+k3_kda_status k3_kda_forward(const k3_kda_batch* batch, const k3_kda_inputs* inputs, void* o,
+                             int64_t o_row_stride, const float* initial_state, float* final_state,
+                             k3_kda_plan plan, void* workspace, size_t workspace_bytes,
+                             void* stream);
+
+/* Few tokens for each sequence, states in place: one token, or k draft tokens (n_tokens =
+ * n_sequences k when every sequence has k; any cu_seqlens works).
+ * token_states, if not null: [n_tokens, n_heads, D, D] f32, the state after each token, so that a
+ * rejected draft rolls back by copying one of them; state itself then ends after the last token.
+ * fp32 arithmetic: state error against float64 about 1e-7, output limited by its bf16. */
+k3_kda_status k3_kda_decode(const k3_kda_batch* batch, const k3_kda_inputs* inputs, void* o,
+                            int64_t o_row_stride, float* state, float* token_states, void* stream);
+
+/* Gradients of sum(o do) + sum(final_state d_final_state) by everything the forward pass reads.
+ * dq, dk, dv, df: bf16 [n_tokens, n_heads, D] without row padding; dbeta: f32 [n_tokens, n_heads],
+ * by the logit b; da_log [n_heads] and ddt_bias [n_heads D]: f32, overwritten, summed in an order
+ * that is not fixed; d_initial_state: f32, may be null, as may d_final_state (zeros).
+ * Recomputes the forward pass. Relative L2 error against float64: below 1e-2. */
+typedef struct k3_kda_gradients {
+  void *dq, *dk, *dv, *df;
+  float* dbeta;
+  float* da_log;
+  float* ddt_bias;
+  float* d_initial_state;
+} k3_kda_gradients;
+
+/* Negative: no backward for this form; it needs head_dim 128 and -5 <= lower_bound < 0. */
+int64_t k3_kda_backward_workspace(const k3_kda_batch* batch, float lower_bound);
+
+k3_kda_status k3_kda_backward(const k3_kda_batch* batch, const k3_kda_inputs* inputs,
+                              const float* initial_state, k3_kda_tensor d_o,
+                              const float* d_final_state, const k3_kda_gradients* gradients,
+                              void* workspace, size_t workspace_bytes, void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* K3_KDA_H_ */

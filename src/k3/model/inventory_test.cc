@@ -1,0 +1,177 @@
+#include "k3/model/inventory.h"
+
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "k3/model/findings.h"
+#include "k3/model/weights.h"
+#include "support/config_fixtures.h"
+#include "support/golden.h"
+#include "support/temp_dir.h"
+
+namespace k3 {
+namespace {
+
+using ::testing::Contains;
+using testing::GoldenDir;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+const std::string kConfigs = std::string(K3_SOURCE_DIR) + "/tests/configs/";
+
+Inventory Take(const std::string& path) {
+  auto i = TakeInventory(path);
+  EXPECT_TRUE(i.ok()) << (i.ok() ? "" : i.message());
+  return i.ok() ? std::move(*i) : Inventory();
+}
+
+std::string Text(const Inventory& i, std::string_view topic) {
+  for (const Finding& f : FindFacts(i)) {
+    if (f.topic == topic) return f.text;
+  }
+  return "";
+}
+
+/// A copy of tiny-k3 to take apart.
+class TinyCopy : public testing::TempDir {
+ public:
+  TinyCopy() {
+    std::filesystem::copy(GoldenDir() + "/tiny-k3", path(),
+                          std::filesystem::copy_options::recursive);
+    for (const auto& e : std::filesystem::directory_iterator(path())) {
+      std::filesystem::permissions(e.path(), std::filesystem::perms::owner_all);
+    }
+  }
+};
+
+// Expected values: spec sections 1 and 14, not this code.
+TEST(Inventory, CountsOfTheReleasedConfigs) {
+  const Inventory k3 = Take(kConfigs + "k3-text-config.json");
+  EXPECT_EQ(k3.source, ShapeSource::kConfig);
+  EXPECT_EQ(k3.tensors, 497220 - 168);
+  // A config does not show that A_log is padded from 96 to 128 in 69 layers.
+  EXPECT_EQ(k3.parameters, 2779484478208 - 69 * 32);
+  EXPECT_EQ(k3.active_parameters, 104189614848 - 69 * 32);
+  EXPECT_EQ(k3.bytes_per_expert, 17547264);
+  EXPECT_EQ(k3.experts, 92 * 896);
+  EXPECT_NEAR(static_cast<double>(k3.bytes), 1.56e12, 0.01e12);
+  const Inventory linear = Take(kConfigs + "kimi-linear-48b-config.json");
+  EXPECT_NEAR(static_cast<double>(linear.parameters), 49.12e9, 0.005e9);
+  EXPECT_NEAR(static_cast<double>(linear.active_parameters), 3e9, 0.3e9);
+  EXPECT_EQ(Text(linear, "decay"), "unbounded softplus decay");
+  EXPECT_EQ(Text(linear, "experts"), "experts run at the full hidden width 2304");
+  EXPECT_EQ(Text(linear, "residual"), "plain");
+}
+
+TEST(Inventory, FindingsOfTheReleasedConfig) {
+  const Inventory k3 = Take(kConfigs + "k3-text-config.json");
+  EXPECT_EQ(Text(k3, "key-value compression"), "576 values a token and layer instead of 24576");
+  EXPECT_EQ(Text(k3, "experts"),
+            "experts run at width 3584, half of hidden, normed after combining");
+  EXPECT_EQ(Text(k3, "residual"), "cross-layer residual (attention over depth), block 12");
+  EXPECT_EQ(Text(k3, "decay"), "decay bounded at -5");
+  EXPECT_EQ(Text(k3, "router"), "router reads the hidden state");
+  EXPECT_EQ(Text(k3, "attention"), "layers: 69 KDA + 24 MLA");
+  EXPECT_FALSE(CannotBeKnown(k3).empty());
+  for (const Finding& f : FindFacts(k3)) {
+    EXPECT_NE(f.basis, Basis::kShapes) << f.topic << ": no shape was read";
+    EXPECT_FALSE(f.evidence.empty()) << f.topic;
+  }
+}
+
+TEST(Inventory, HeadersOfGoldenModelsAgreeWithTheLoadedModel) {
+  for (const char* name :
+       {"tiny-k3", "tiny-linear", "variants/gqa_rope", "variants/gated_channel"}) {
+    const Inventory i = Take(GoldenDir() + "/" + name);
+    EXPECT_EQ(i.source, ShapeSource::kHeaders) << name;
+    EXPECT_THAT(i.problems, IsEmpty()) << name;
+    const auto checkpoint = Checkpoint::Open(GoldenDir() + "/" + name);
+    ASSERT_TRUE(checkpoint.ok());
+    const auto weights = BindWeights(i.config, *checkpoint);
+    ASSERT_TRUE(weights.ok());
+    EXPECT_EQ(i.bytes, (*weights)->bytes) << name;
+    EXPECT_EQ(i.tensors, static_cast<std::int64_t>(checkpoint->tensors().size())) << name;
+  }
+}
+
+TEST(Inventory, FindingsOfVariants) {
+  const auto text = [](const char* variant, const char* topic) {
+    return Text(Take(GoldenDir() + "/variants/" + variant), topic);
+  };
+  EXPECT_THAT(text("router_latent", "router"), HasSubstr("latent"));
+  EXPECT_THAT(text("router_encoder", "router"), HasSubstr("encoder"));
+  EXPECT_THAT(text("experts_hidden", "experts"), HasSubstr("full hidden width"));
+  EXPECT_THAT(text("gated", "residual"), HasSubstr("one gate a token"));
+  EXPECT_THAT(text("gated_channel", "residual"), HasSubstr("one gate a channel"));
+  EXPECT_THAT(text("norm_scaled", "residual"), HasSubstr("normed and scaled"));
+  EXPECT_THAT(text("full_attn_res", "residual"), HasSubstr("all earlier layers"));
+  EXPECT_THAT(text("block_attn_res_gate", "residual gate"), HasSubstr("learned gate"));
+  EXPECT_THAT(text("gqa_rope", "grouped queries"), HasSubstr("2 key-value heads for 4"));
+  EXPECT_THAT(text("softplus_decay", "decay"), HasSubstr("softplus"));
+}
+
+TEST(Inventory, ConfigAndIndexAlone) {
+  TinyCopy dir;
+  std::int64_t shards = 0;
+  const Inventory whole = Take(dir.path());
+  for (const ShardInfo& s : whole.shards) shards += std::filesystem::remove(dir / s.file);
+  ASSERT_EQ(shards, static_cast<std::int64_t>(whole.shards.size()));
+  ASSERT_TRUE(std::filesystem::exists(dir / "model.safetensors.index.json"));
+  const Inventory index = Take(dir.path());
+  EXPECT_EQ(index.source, ShapeSource::kIndex);
+  EXPECT_THAT(index.problems, IsEmpty());
+  EXPECT_EQ(index.tensors, whole.tensors);
+  EXPECT_NEAR(static_cast<double>(index.parameters), static_cast<double>(whole.parameters),
+              static_cast<double>(whole.config.n_layers) * 128);  // padding of A_log
+  std::filesystem::remove(dir / "model.safetensors.index.json");
+  EXPECT_EQ(Take(dir.path()).source, ShapeSource::kConfig);
+}
+
+TEST(Inventory, SomeShardsAndDamagedOnes) {
+  TinyCopy dir;
+  const Inventory whole = Take(dir.path());
+  ASSERT_GE(whole.shards.size(), 2u) << "tiny-k3 has several shards";
+  testing::WriteBytes(dir / whole.shards[0].file, "short");
+  const Inventory damaged = Take(dir.path());
+  EXPECT_EQ(damaged.source, ShapeSource::kSomeHeaders);
+  EXPECT_THAT(damaged.problems, Contains(HasSubstr(whole.shards[0].file)));
+  EXPECT_EQ(damaged.tensors, whole.tensors);
+  std::filesystem::remove(dir / whole.shards[0].file);
+  EXPECT_THAT(Take(dir.path()).problems, IsEmpty());  // absent is not damaged
+}
+
+TEST(Inventory, MissingAndMisshapenTensorsAreProblemsNotErrors) {
+  TinyCopy dir;
+  auto config = nlohmann::json::parse(testing::ReadBytes(dir / "config.json"));
+  config["text_config"]["intermediate_size"] = 77;
+  testing::WriteBytes(dir / "config.json", config.dump());
+  const Inventory i = Take(dir.path());
+  EXPECT_THAT(i.problems, Contains(HasSubstr("wrong shape")));
+  EXPECT_THAT(i.problems, Contains(HasSubstr("mlp.gate_proj.weight")));
+  EXPECT_LE(i.problems.size(), 51u);
+}
+
+TEST(Inventory, NothingThereAndNonsense) {
+  testing::TempDir dir;
+  EXPECT_THAT(TakeInventory(dir / "absent").message(), HasSubstr("absent"));
+  EXPECT_THAT(TakeInventory(dir.path()).message(), HasSubstr("config.json"));
+  testing::WriteBytes(dir / "config.json", "[]");
+  EXPECT_FALSE(TakeInventory(dir.path()).ok());
+}
+
+TEST(Inventory, DiffNamesWhatDiffersAndNothingElse) {
+  const Inventory a = Take(GoldenDir() + "/variants/released");
+  EXPECT_THAT(DiffInventories(a, a), IsEmpty());
+  const auto lines = DiffInventories(a, Take(GoldenDir() + "/variants/router_latent"));
+  EXPECT_THAT(lines, Contains(HasSubstr("k3_variant.router")));
+  EXPECT_THAT(lines, Contains(HasSubstr("block_sparse_moe.gate.weight")));
+  EXPECT_THAT(lines, Not(Contains(HasSubstr("self_attn"))));
+}
+
+}  // namespace
+}  // namespace k3
