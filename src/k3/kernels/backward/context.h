@@ -35,7 +35,7 @@ class Context {
   /// c[m, n] = a[m, k] b[n, k]^T on the calling thread; rows of b are dense.
   void MulTransposed(std::int64_t m, std::int64_t k, std::int64_t n, const float* a,
                      std::int64_t lda, const float* b, float* c, std::int64_t ldc) const {
-    simd_.dot_block(a, lda, m, b, n, k, c, ldc);
+    simd_.dot_block(a, lda, m, b, k, n, k, c, ldc);
   }
   void MulTransposed(std::int64_t m, std::int64_t k, std::int64_t n, const double* a,
                      std::int64_t lda, const double* b, double* c, std::int64_t ldc) const;
