@@ -4,11 +4,16 @@ set(K3_ISA_LIBRARIES "" CACHE INTERNAL "")
 
 function(k3_isa_library)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    set(isas scalar avx2 avx512)
+    set(isas scalar avx2 avx512 avx512bf16 amx)
     set(flags_avx2 -mavx2 -mfma)
     # g++ 12 warns about its own AVX-512 header (its bug 105593).
     set(flags_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512
       -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+    set(flags_avx512bf16 ${flags_avx512} -mavx512bf16)
+    set(flags_amx ${flags_avx512bf16} -mamx-tile -mamx-bf16)
+  elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+    set(isas scalar neon)
+    set(flags_scalar -DK3_SCALAR)
   else()
     set(isas scalar)
   endif()

@@ -1,15 +1,22 @@
 // k3 bench: tokens a second, with the method in the output.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <ctime>
 #include <limits>
 
+#include "bench_report.h"
 #include "commands.h"
 #include "engine.h"
 #include "exit_codes.h"
-#include "json_text.h"
 #include "k3/base/rng.h"
+#include "k3/kernels/cpu/isa.h"
 #include "options.h"
 #include "output.h"
 #include "signals.h"
@@ -18,27 +25,83 @@ namespace k3::app {
 namespace {
 
 constexpr const char* kHelp =
-    "Reads prompts of random tokens, then decodes greedily after a prompt of 32. Each figure "
-    "has\n"
+    "Reads prompts of random tokens, then decodes greedily after a prompt of 32. Each figure has\n"
     "one warm-up run that is not counted; given are median, slowest and fastest of the repeats.\n"
+    "Only one k3 bench runs on a machine at a time, and none on a busy one without --force.\n"
     "\nExamples:\n"
     "  k3 bench\n"
-    "  k3 bench MODEL --prefill 64,512 --decode 64 --batch 4 --math fast --json";
+    "  k3 bench MODEL --profile --threads 1\n"
+    "  k3 bench MODEL --prefill 64,512 --decode 64 --batch 4 --math fast --check 8 --json";
 
 constexpr std::int64_t kDecodePrompt = 32;
 
 struct BenchOptions {
   EngineOptions engine;
   std::optional<std::string> prefill = "128,512";  // a list of small numbers, like ids
-  std::int64_t decode = 64, batch = 1, repeats = 3;
-  bool json = false;
+  std::int64_t decode = 64, batch = 1, repeats = 3, check = 0;
+  bool json = false, profile = false, force = false;
 };
 
-struct Figure {
-  std::string what;
-  std::int64_t tokens;
-  double median, slowest, fastest;  // tokens per second, all sequences together
+/// Load average of the last minute, or -1 where the system does not tell.
+double Load() {
+  double load = -1;
+  return getloadavg(&load, 1) == 1 ? load : -1.0;
+}
+
+/// Held while measuring: two benchmarks at once would both be wrong.
+class MachineLock {
+ public:
+  MachineLock() {
+    const char* folder = std::getenv("TMPDIR");
+    path_ = fmt::format("{}/k3-bench.lock", folder != nullptr && *folder != 0 ? folder : "/tmp");
+    fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    held_ = fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) == 0;
+  }
+  ~MachineLock() {
+    if (fd_ >= 0) close(fd_);
+  }
+  MachineLock(const MachineLock&) = delete;
+  MachineLock& operator=(const MachineLock&) = delete;
+  bool held() const { return held_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+  bool held_ = false;
 };
+
+/// Refuses a machine on which figures would say more about the others than about us.
+Status CheckMachine(const BenchOptions& o, const MachineLock& lock, double load) {
+  if (o.force) return {};
+  if (!lock.held()) {
+    return Error{Code::kUnsupported,
+                 fmt::format("{}: another k3 bench runs on this machine; --force measures anyway",
+                             lock.path())};
+  }
+  const double busy = 0.5 * static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
+  if (load <= busy) return {};
+  return Error{Code::kUnsupported,
+               fmt::format("the machine is busy: load average {:.2f}, expected at most {:.2f}; "
+                           "--force measures anyway",
+                           load, busy)};
+}
+
+struct Seconds {
+  double wall = 0, cpu = 0;
+};
+
+Seconds Now() {
+  timespec t = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  const auto wall = std::chrono::steady_clock::now().time_since_epoch();
+  return {std::chrono::duration<double>(wall).count(),
+          static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec)};
+}
+Seconds Since(Seconds start) {
+  const Seconds now = Now();
+  return {now.wall - start.wall, now.cpu - start.cpu};
+}
 
 std::vector<TokenId> RandomTokens(std::int64_t n, std::int64_t vocab, std::uint64_t seed) {
   Rng rng(seed);
@@ -53,34 +116,31 @@ class Bench {
   Bench(Engine& engine, const BenchOptions& options) : engine_(engine), options_(options) {}
 
   /// Seconds for reading `n` tokens into every sequence.
-  Result<double> Prefill(std::int64_t n) {
+  Result<Seconds> Prefill(std::int64_t n) {
     Reset(n);
-    const auto start = std::chrono::steady_clock::now();
+    const Seconds start = Now();
     for (std::int64_t at = 0; at < n;) {
       const std::int64_t end =
           std::min(n, NextCut(at, options_.engine.prefill_chunk, engine_.exec->math));
       K3_TRY(Step(at, end, end == n ? LogitRows::kLast : LogitRows::kNone));
       at = end;
     }
-    return Seconds(start);
+    return Since(start);
   }
   /// Seconds for `n` more tokens in every sequence.
-  Result<double> Decode(std::int64_t n) {
+  Result<Seconds> Decode(std::int64_t n) {
     auto prompt = Prefill(std::min(kDecodePrompt, engine_.context - n));
     if (!prompt.ok()) return prompt.error();
-    const auto start = std::chrono::steady_clock::now();
+    const Seconds start = Now();
     for (std::int64_t i = 0; i < n; ++i) {
       TakeBest();
       const auto end = static_cast<std::int64_t>(tokens_[0].size());
       K3_TRY(Step(end - 1, end, LogitRows::kLast));
     }
-    return Seconds(start);
+    return Since(start);
   }
 
  private:
-  static double Seconds(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  }
   void Reset(std::int64_t n) {
     tokens_.clear();
     states_.clear();
@@ -117,73 +177,103 @@ class Bench {
   std::vector<float> logits_;
 };
 
+double Median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  const std::size_t half = v.size() / 2;
+  return v.size() % 2 == 1 ? v[half] : (v[half - 1] + v[half]) / 2;
+}
+
+/// `profiler`, when set, times the ops of the counted runs.
 template <class F>
-Result<Figure> Measure(const BenchOptions& o, const std::string& what, std::int64_t n, F&& once) {
+Result<BenchFigure> Measure(const BenchOptions& o, ProfilingBackend* profiler,
+                            const std::string& what, std::int64_t n, F&& once) {
   ProgressLine progress;
-  std::vector<double> rates;
+  std::vector<double> rates, cpu_rates;
   for (std::int64_t r = -1; r < o.repeats; ++r) {  // -1: the warm-up
     progress.Show(fmt::format("{} {}", what, n), r + 1, o.repeats + 1);
-    K3_ASSIGN(const double seconds, once());
+    if (r == 0 && profiler != nullptr) profiler->Clear();
+    K3_ASSIGN(const Seconds seconds, once());
     const auto tokens = static_cast<double>(n * o.batch);
-    if (r >= 0) rates.push_back(seconds > 0 ? tokens / seconds : 0.0);
+    if (r < 0) continue;
+    rates.push_back(seconds.wall > 0 ? tokens / seconds.wall : 0.0);
+    cpu_rates.push_back(seconds.cpu > 0 ? tokens / seconds.cpu : 0.0);
   }
-  std::sort(rates.begin(), rates.end());
-  const std::size_t half = rates.size() / 2;
-  const double median = rates.size() % 2 == 1 ? rates[half] : (rates[half - 1] + rates[half]) / 2;
-  return Figure{what, n, median, rates.front(), rates.back()};
+  BenchFigure f{what,
+                n,
+                Median(rates),
+                *std::min_element(rates.begin(), rates.end()),
+                *std::max_element(rates.begin(), rates.end()),
+                Median(cpu_rates),
+                {}};
+  if (profiler != nullptr) f.profile = profiler->Rows();
+  return f;
 }
 
-std::string Report(const BenchOptions& o, const Engine& engine,
-                   const std::vector<Figure>& figures) {
-  if (o.json) {
-    Json j{{"model", engine.dir},
-           {"math", o.engine.math},
-           {"threads", engine.exec->pool.size()},
-           {"batch", o.batch},
-           {"repeats", o.repeats},
-           {"prefill_chunk", o.engine.prefill_chunk},
-           {"decode_prompt", kDecodePrompt},
-           {"results", Json::array()}};
-    for (const Figure& f : figures) {
-      j["results"].push_back({{"phase", f.what},
-                              {"tokens", f.tokens},
-                              {"tokens_per_s", f.median},
-                              {"slowest", f.slowest},
-                              {"fastest", f.fastest}});
-    }
-    return JsonText(j, 2);
+/// Scores of a few tokens, the way the figures are computed and by the float64 reference.
+Result<ReferenceCheck> CheckAgainstReference(const BenchOptions& o, Engine& engine) {
+  const auto ids = RandomTokens(o.check, engine.model->config().vocab, 17);
+  std::vector<float> got, want;
+  Exec reference(1, MathMode::kExact, std::make_unique<ReferenceBackend>());
+  for (const bool ref : {false, true}) {
+    ModelState state = engine.model->NewState();
+    const SequenceInput input{ids, &state, LogitRows::kAll};
+    K3_TRY(engine.model->Forward({&input, 1}, ref ? reference : *engine.exec, ref ? want : got));
   }
-  std::string out =
-      fmt::format("{}  math {}, {} threads, batch {}, median of {} after a warm-up\n", engine.dir,
-                  o.engine.math, engine.exec->pool.size(), o.batch, o.repeats);
-  for (const Figure& f : figures) {
-    out += fmt::format("{:8} {:6} tokens  {:10.1f} tok/s  ({:.1f} to {:.1f})\n", f.what, f.tokens,
-                       f.median, f.slowest, f.fastest);
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    const double d = static_cast<double>(got[i]) - static_cast<double>(want[i]);
+    difference += d * d;
+    size += static_cast<double>(want[i]) * static_cast<double>(want[i]);
   }
-  return out;
+  // Exact: f32 rounding over the depth. Fast: 8-bit rounding of every product's inputs.
+  return ReferenceCheck{o.check, size > 0 ? std::sqrt(difference / size) : 0.0,
+                        engine.exec->math == MathMode::kExact ? 2e-5 : 5e-2};
 }
 
-Status RunBench(const BenchOptions& o, Engine& engine, const std::vector<TokenId>& lengths) {
-  engine.exec->cancel = &Interrupted();
+Status MeasureAll(const BenchOptions& o, Engine& engine, const std::vector<TokenId>& lengths,
+                  ProfilingBackend* profiler, BenchReport& report) {
   Bench bench(engine, o);
-  std::vector<Figure> figures;
   for (const TokenId n : lengths) {
     if (n < 1 || n > engine.context) {
       return Error{Code::kInvalidArgument,
                    fmt::format("--prefill: found {}, expected 1 to {}", n, engine.context)};
     }
-    K3_ASSIGN(Figure f, Measure(o, "prefill", n, [&] { return bench.Prefill(n); }));
-    figures.push_back(std::move(f));
+    K3_ASSIGN(BenchFigure f, Measure(o, profiler, "prefill", n, [&] { return bench.Prefill(n); }));
+    report.figures.push_back(std::move(f));
   }
-  if (o.decode > 0) {
-    if (o.decode >= engine.context) {
-      return Error{Code::kInvalidArgument, fmt::format("--decode: found {}, expected less than {}",
-                                                       o.decode, engine.context)};
-    }
-    K3_ASSIGN(Figure f, Measure(o, "decode", o.decode, [&] { return bench.Decode(o.decode); }));
-    figures.push_back(std::move(f));
+  if (o.decode == 0) return {};
+  if (o.decode >= engine.context) {
+    return Error{Code::kInvalidArgument, fmt::format("--decode: found {}, expected less than {}",
+                                                     o.decode, engine.context)};
   }
-  return WriteOut(Report(o, engine, figures));
+  K3_ASSIGN(BenchFigure f,
+            Measure(o, profiler, "decode", o.decode, [&] { return bench.Decode(o.decode); }));
+  report.figures.push_back(std::move(f));
+  return {};
+}
+
+Status RunBench(const BenchOptions& o, Engine& engine, const std::vector<TokenId>& lengths) {
+  engine.exec->cancel = &Interrupted();
+  const MachineLock lock;
+  BenchReport report;
+  report.model = engine.dir, report.math = o.engine.math, report.isa = cpu::ActiveIsaName();
+  report.threads = engine.exec->pool.size(), report.batch = o.batch, report.repeats = o.repeats;
+  report.prefill_chunk = o.engine.prefill_chunk, report.decode_prompt = kDecodePrompt;
+  report.forced = o.force, report.load_before = Load();
+  K3_TRY(CheckMachine(o, lock, report.load_before));
+  if (o.check > 0) {
+    K3_ASSIGN(report.check, CheckAgainstReference(o, engine));
+  }
+  ProfilingBackend* profiler = nullptr;
+  if (o.profile) {
+    report.ceilings = cpu::MeasureCeilings(engine.exec->pool, engine.exec->math);
+    auto wrapped = std::make_unique<ProfilingBackend>(std::move(engine.exec->ops));
+    profiler = wrapped.get();
+    engine.exec->ops = std::move(wrapped);
+  }
+  K3_TRY(MeasureAll(o, engine, lengths, profiler, report));
+  report.load_after = Load();
+  return WriteOut(o.json ? ReportJson(report) : ReportTable(report));
 }
 
 int Run(const BenchOptions& o) {
@@ -209,6 +299,10 @@ void AddBench(CLI::App& root, Action& action) {
              "Tokens to decode; 0 leaves it out (default 64)");
   AddInteger(*app, "--batch", o->batch, {1, 1024}, "Sequences side by side (default 1)");
   AddInteger(*app, "--repeats", o->repeats, {1, 1000}, "Counted runs of each figure (default 3)");
+  AddInteger(*app, "--check", o->check, {0, 4096},
+             "Tokens to compare with the float64 reference first; 0 leaves it out (default 0)");
+  app->add_flag("--profile", o->profile, "Time every op, beside what the machine can do at best");
+  app->add_flag("--force", o->force, "Measure on a busy machine too");
   app->add_flag("--json", o->json, "Print a JSON object");
   AddEngineOptions(*app, o->engine, true);
   app->callback([o, &action] { action = [o] { return Run(*o); }; });

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "k3/model/model.h"
+#include "support/backends.h"
 #include "support/golden.h"
 
 namespace k3 {
@@ -176,10 +177,19 @@ TEST_P(ModelGolden, Greedy) {
 }
 
 TEST_P(ModelGolden, FastModeStaysClose) {
-  exec.math = MathMode::kFast;
-  ModelState state = model->NewState();
-  // Chunked f32 KDA is good to 1e-4 per layer (golden.json), amplified by a few layers.
-  EXPECT_LT(RelativeL2(Run(state, tokens), want), 1e-3);
+  for (const cpu::SimdTable* table : cpu::SupportedTables()) {
+    const MathMode fast = MathMode::kFast;
+    auto backend = std::make_unique<cpu::CpuBackend>(testing::TestPool(), *table, &fast);
+    Exec on_table(1, fast, std::move(backend));
+    ModelState state = model->NewState();
+    std::vector<float> logits;
+    const SequenceInput input{tokens, &state, LogitRows::kAll};
+    ASSERT_TRUE(model->Forward({&input, 1}, on_table, logits).ok());
+    // Chunked f32 KDA is good to 1e-4 per layer (golden.json), amplified by a few layers. Products
+    // in bf16 move each layer by 3e-3, and now and then a random router's choice with it; a wrong
+    // chunk or tile gives more than 1.
+    EXPECT_LT(RelativeL2(logits, want), table->fast == nullptr ? 1e-3 : 0.2) << table->name;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Released, ModelGolden,

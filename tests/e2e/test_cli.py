@@ -271,11 +271,23 @@ def test_k3_isa_forces_and_refuses(k3, base):
 
 def test_bench_reports_what_it_measured(k3, base):
     out = k3("bench", base, "--prefill", "5,20", "--decode", 4, "--repeats", 2, "--batch", 2,
-             "--json").json()
+             "--force", "--check", 3, "--profile", "--json").json()
     assert [(r["phase"], r["tokens"]) for r in out["results"]] == [
         ("prefill", 5), ("prefill", 20), ("decode", 4)]
     for r in out["results"]:
         assert 0 < r["slowest"] <= r["tokens_per_s"] <= r["fastest"]
     assert out["math"] == "exact"
-    assert "tok/s" in k3("bench", base, "--prefill", "5", "--decode", 2, "--repeats", 1).stdout
-    k3("bench", base, "--prefill", "99999999", code=1)
+    assert out["reference_check"]["passed"] and out["reference_check"]["tokens"] == 3
+    ops = {p["op"]: p for p in out["results"][0]["profile"]}
+    assert ops["KdaRecurrent"]["gflop_per_s"] > 0 and out["ceilings"]["read_gb_per_s"] > 0
+    assert "tok/s" in k3("bench", base, "--prefill", "5", "--decode", 2, "--repeats", 1,
+                         "--force").stdout
+    k3("bench", base, "--prefill", "99999999", "--force", code=1)
+
+
+def test_bench_waits_for_nobody(k3, base, tmp_path):
+    import fcntl
+    with open(tmp_path / "k3-bench.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused = k3("bench", base, "--prefill", "5", env={"TMPDIR": str(tmp_path)}, code=1)
+    assert "another k3 bench" in refused.stderr and "--force" in refused.stderr

@@ -1,5 +1,7 @@
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -53,6 +55,35 @@ TEST(ThreadPool, MemoryThatRanOutInAWorkerReachesTheCaller) {
   std::atomic<int> count = 0;
   pool.ParallelFor(100, 1, [&](auto, auto) { ++count; });
   EXPECT_EQ(count, 100);
+}
+
+TEST(Threads, ThousandsOfTinyLoopsWithPausesBetween) {
+  // Loops of changing shape follow each other closely, so late workers meet the next loop; the
+  // pauses are longer than the spin, so they also meet sleep and waking.
+  for (const int threads : {2, 3, 8}) {
+    ThreadPool pool(threads);
+    for (std::int64_t loop = 0; loop < 3000; ++loop) {
+      const std::int64_t n = 1 + loop % 13, grain = 1 + loop % 3;
+      std::vector<std::int64_t> seen(static_cast<std::size_t>(n));  // not atomic: for TSan
+      pool.ParallelFor(n, grain, [&](std::int64_t b, std::int64_t e) {
+        for (std::int64_t i = b; i < e; ++i) seen[static_cast<std::size_t>(i)] += loop + i;
+      });
+      for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(seen[static_cast<std::size_t>(i)], loop + i);
+      if (loop % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+}
+
+TEST(Threads, PoolsComeAndGo) {
+  for (int i = 0; i < 200; ++i) {
+    ThreadPool pool(1 + i % 4);
+    std::atomic<int> sum{0};
+    if (i % 2 == 0) {
+      pool.ParallelFor(7, 1,
+                       [&](std::int64_t b, std::int64_t e) { sum += static_cast<int>(e - b); });
+      EXPECT_EQ(sum, 7);
+    }
+  }
 }
 
 TEST(Threads, NestedRunsSerially) {

@@ -1,12 +1,28 @@
 #include "k3/base/workspace.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace k3 {
 namespace {
 constexpr std::size_t kAlign = 64;
 constexpr std::size_t kMinBlock = std::size_t{1} << 20;
+constexpr std::size_t kHugePage = std::size_t{1} << 21;
+
+/// Rows of activations are pages apart: with small pages every step over tokens misses the TLB.
+void AskForHugePages(std::byte* p, std::size_t size) {
+#if defined(__linux__)
+  const auto begin = (reinterpret_cast<std::uintptr_t>(p) + kHugePage - 1) / kHugePage * kHugePage;
+  const auto end = (reinterpret_cast<std::uintptr_t>(p) + size) / kHugePage * kHugePage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 }  // namespace
 
 void Workspace::Free::operator()(std::byte* p) const {
@@ -25,6 +41,7 @@ void Workspace::Reserve(std::int64_t bytes) {
 void Workspace::AddBlock(std::size_t size) {
   auto* raw = static_cast<std::byte*>(::operator new[](size, std::align_val_t{kAlign}));
   blocks_.push_back({std::unique_ptr<std::byte[], Free>(raw), size});
+  AskForHugePages(raw, size);
 }
 
 std::size_t Workspace::reserved_bytes() const {

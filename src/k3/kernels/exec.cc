@@ -9,7 +9,7 @@ namespace k3 {
 Exec::Exec(int threads, MathMode mode) : pool(threads), math(mode) {
   const auto table = cpu::ChooseTable();
   K3_CHECK(table.ok(), "the instruction set was checked at start");
-  ops = std::make_unique<cpu::CpuBackend>(pool, **table);
+  ops = std::make_unique<cpu::CpuBackend>(pool, **table, &math);
 }
 
 Exec::Exec(int threads, MathMode mode, std::unique_ptr<Backend> backend)

@@ -2,21 +2,14 @@
 #pragma once
 
 #include <atomic>
-#include <cstdint>
 #include <memory>
 
 #include "k3/base/threads.h"
 #include "k3/base/workspace.h"
 #include "k3/kernels/backend.h"
+#include "k3/kernels/math_mode.h"
 
 namespace k3 {
-
-/// docs/numerics.md states the contract of each.
-enum class MathMode : std::uint8_t {
-  kExact,  // f32, one fixed reduction order, token-recurrent KDA: rows do not depend on batch,
-           // split or thread count
-  kFast,   // chunked KDA on a grid anchored at absolute positions, plain MLA for long runs
-};
 
 /// Threads, ops and scratch of one running forward pass. Not thread-safe: one Exec for every pass
 /// that runs at the same time. The processor's instruction set must have been accepted before
@@ -28,7 +21,7 @@ struct Exec {
 
   ThreadPool pool;
   Workspace ws;
-  MathMode math;
+  MathMode math;  // may be changed between passes
   std::unique_ptr<Backend> ops;
   /// Looked at between layers when set: true ends a pass with kCancelled, its states are lost.
   const std::atomic<bool>* cancel = nullptr;

@@ -204,7 +204,9 @@ double RelativeL2(const std::vector<float>& got, const std::vector<float>& want)
 /// Instruction sets this build was compiled for, whether or not the machine has them.
 std::vector<std::string> BuiltTables() {
 #if defined(__x86_64__)
-  return {"scalar", "avx2", "avx512"};
+  return {"scalar", "avx2", "avx512", "avx512bf16", "amx"};
+#elif defined(__aarch64__)
+  return {"scalar", "neon"};
 #else
   return {"scalar"};
 #endif

@@ -10,7 +10,7 @@ CMat RouterInput(const MoeConfig& c, const MoeWeights& w, Exec& exec, CMat x, CM
   if (c.router == RouterSpace::kHidden) return x;
   if (c.router == RouterSpace::kLatent) return z;
   const Mat code = NewMat(exec, x.dim(0), c.encoder_dim);
-  exec.ops->Gemm({x, w.router_encoder, code});
+  exec.ops->Gemm({x, w.router_encoder, code, true});
   switch (c.encoder_act) {
     case EncoderAct::kSilu:
       exec.ops->Pointwise({code, PointwiseFn::kSilu, code});
@@ -30,7 +30,7 @@ CMat RouterInput(const MoeConfig& c, const MoeWeights& w, Exec& exec, CMat x, CM
 RoutingTrace Route(const MoeConfig& c, const MoeWeights& w, Exec& exec, CMat input) {
   const std::int64_t T = input.dim(0);
   const Mat logits = NewMat(exec, T, c.n_experts);
-  exec.ops->Gemm({input, w.router, logits});
+  exec.ops->Gemm({input, w.router, logits, true});
   RouteArgs args;
   args.logits = logits;
   args.bias = w.router_bias;

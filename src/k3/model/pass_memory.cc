@@ -95,8 +95,29 @@ std::int64_t PassBytes(const ModelConfig& c, std::int64_t T, std::int64_t logit_
   return std::max(peak, kept + Mats(logit_rows, {logit_rows > 0 ? c.hidden : 0}));
 }
 
+namespace {
+
+constexpr std::int64_t kPage = 64;  // cached rows handled together
+
+/// What a thread needs for latent attention, in bytes.
+std::int64_t MlaScratch(const ModelConfig& c, std::int64_t queries, MathMode math) {
+  const MlaConfig& m = c.mla;
+  const std::int64_t R = m.kv_lora_rank, dn = m.qk_nope_dim, dv = m.v_dim;
+  // Absorbed: one head's decoded weights, and up to 16 rows of queries and heads.
+  const std::int64_t absorbed = (dn + dv) * R + 16 * (m.row_dim() + 2 * R + kPage + 4);
+  if (math != MathMode::kFast || queries < kFastGrid) return 4 * absorbed;
+  // Plain: scores of a page, context and a page's sum of every query, one page of keys and values,
+  // and in bf16 the operands of their products.
+  const std::int64_t plain = queries * (2 * kPage + 3 * dv + 4) + kPage * (dn + dv) + dv * R;
+  const std::int64_t rounded =
+      queries * (m.q_dim() + kPage) + 2 * kPage * R + kPage * (m.q_dim() + dv) + dv * R;
+  return std::max(4 * absorbed, 4 * plain + 2 * rounded);
+}
+
+}  // namespace
+
 OpScratch OpScratchBytes(const ModelConfig& c, std::int64_t T, std::int64_t per_sequence,
-                         std::int64_t context, MathMode math) {
+                         std::int64_t, MathMode math) {
   OpScratch s;
   // Products decode weight rows in tiles of at most 64 K values, or four rows of wide matrices.
   const std::int64_t widest = std::max(
@@ -104,25 +125,27 @@ OpScratch OpScratchBytes(const ModelConfig& c, std::int64_t T, std::int64_t per_
        c.moe.intermediate * std::max<std::int64_t>(1, c.moe.n_shared)});
   const std::int64_t tile = 4 * std::max<std::int64_t>(65536, 4 * widest);
   s.per_thread = tile;
+  // Fast mode packs the rows of x as bf16, in blocks of 16.
+  const std::int64_t rows = (T + 15) / 16 * 16;
+  if (math == MathMode::kFast) s.shared = 2 * rows * widest;
   if (c.has(AttentionKind::kKda)) {
-    s.per_thread = std::max(s.per_thread, 4 * per_sequence * c.kda.head_dim);
+    s.per_thread = std::max(s.per_thread, 8 * kPage * c.kda.head_dim);
   }
   if (c.has(AttentionKind::kMla)) {
-    const MlaConfig& m = c.mla;
-    std::int64_t floats = (m.qk_nope_dim + m.v_dim + 2) * m.kv_lora_rank + m.row_dim() + context;
-    const bool plain = math == MathMode::kFast && per_sequence >= kFastGrid;
-    if (plain) floats += context * (m.qk_nope_dim + m.v_dim);
-    s.per_thread = std::max(s.per_thread, 4 * floats);
+    s.per_thread = std::max(s.per_thread, MlaScratch(c, per_sequence, math));
   }
   if (c.has(AttentionKind::kGqa)) {
-    s.per_thread = std::max(s.per_thread, 4 * (context + c.gqa.head_dim));
+    s.per_thread = std::max(s.per_thread, 4 * (2 * kPage + 2 * c.gqa.head_dim));
   }
   if (c.moe.n_experts > 0) {
     const MoeConfig& m = c.moe;
-    s.shared = 4 * T * m.top_k * c.expert_width() + 16 * T * m.top_k + 24 * m.n_experts;
+    s.shared = std::max(s.shared,
+                        4 * T * m.top_k * c.expert_width() + 16 * T * m.top_k + 24 * m.n_experts);
     // One expert's tokens: all of them at worst, twice its share as a rule.
     const std::int64_t share = std::min(T, 2 * (T * m.top_k / m.n_experts + 1));
-    const std::int64_t expert = 4 * share * (c.expert_width() + 2 * m.intermediate) + tile;
+    const std::int64_t packed =
+        math == MathMode::kFast ? 2 * (share + 15) * std::max(c.expert_width(), m.intermediate) : 0;
+    const std::int64_t expert = 4 * share * (c.expert_width() + 2 * m.intermediate) + packed + tile;
     s.per_thread = std::max({s.per_thread, expert, 24 * m.n_experts});
   }
   return s;

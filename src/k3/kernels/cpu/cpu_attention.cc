@@ -1,230 +1,239 @@
-// KDA recurrence and chunks, latent attention.
-#include <cstring>
-
-#include "k3/kernels/cpu/cpu_internal.h"
+// Latent attention. Both forms walk the cache page by page and keep a running maximum, so scores of
+// a whole row never exist; pages lie at absolute positions, so a query's bits do not depend on the
+// queries beside it.
+#include "k3/kernels/cpu/softmax.h"
 
 namespace k3::cpu {
-
-void CpuBackend::KdaGate(const KdaGateArgs& a) {
-  const auto N = a.a_log.dim(0), K = a.f.dim(1) / N;
-  ForRows(a.f.dim(0), 20 * N * K, [&](std::int64_t t) {
-    for (std::int64_t c = 0; c < N * K; ++c) {
-      const double z = static_cast<double>(a.f(t, c)) + a.dt_bias.data[c];
-      const double e = std::exp(static_cast<double>(a.a_log.data[c / K]));
-      const double softplus = std::max(z, 0.0) + std::log1p(std::exp(-std::abs(z)));
-      a.g(t, c) =
-          static_cast<float>(a.lower_bound ? *a.lower_bound * cpu::Sigmoid(e * z) : -e * softplus);
-    }
-  });
-}
-
-void CpuBackend::KdaRecurrent(const KdaArgs& a) {
-  const std::int64_t N = a.n_heads, K = a.key_dim(), V = a.value_dim();
-  const auto S = static_cast<std::int64_t>(a.sequences.size());
-  pool_.ParallelFor(S * N, 1, [&](std::int64_t b, std::int64_t e) {
-    for (std::int64_t i = b; i < e; ++i) {
-      const std::int64_t n = i % N;
-      const auto [begin, count] = a.sequences[static_cast<std::size_t>(i / N)];
-      if (count == 0) continue;
-      Workspace& ws = ThreadScratch();
-      const Workspace::Mark mark(ws);
-      float* alpha = ws.Alloc<float>(count * K);
-      for (std::int64_t t = 0; t < count; ++t) {
-        const float* g = a.g.row(begin + t) + n * K;
-        for (std::int64_t d = 0; d < K; ++d) alpha[t * K + d] = Exp(g[d]);
-      }
-      SimdTable::KdaHead h{};
-      h.T = count, h.K = K, h.V = V;
-      h.q = a.q.row(begin) + n * K, h.ld_q = a.q.strides[0];
-      h.k = a.k.row(begin) + n * K, h.ld_k = a.k.strides[0];
-      h.v = a.v.row(begin) + n * V, h.ld_v = a.v.strides[0];
-      h.alpha = alpha, h.ld_alpha = K;
-      h.beta = a.beta.row(begin) + n, h.ld_beta = a.beta.strides[0];
-      h.o = a.o.row(begin) + n * V, h.ld_o = a.o.strides[0];
-      h.scale = a.scale;
-      h.S = a.states[static_cast<std::size_t>(i / N)] + n * K * V;
-      simd_.kda_recurrent(h);
-    }
-  });
-}
-
 namespace {
 
-/// Largest -G for which exp(-G) times a unit key stays inside f32.
-constexpr float kFactorLimit = 85.f;
-
-/// One chunk of one head: C tokens whose rows start at row t (spec section 6.1).
-void KdaChunkHead(const KdaArgs& a, const SimdTable& simd, std::int64_t t, std::int64_t C,
-                  std::int64_t n, float* S) {
-  const std::int64_t K = a.key_dim(), V = a.value_dim();
-  Workspace& ws = ThreadScratch();
-  const Workspace::Mark mark(ws);
-  float *G = ws.Alloc<float>(C * K), *kd = ws.Alloc<float>(C * K), *qd = ws.Alloc<float>(C * K),
-        *ki = ws.Alloc<float>(C * K), *U = ws.Alloc<float>(C * V), *A = ws.Alloc<float>(C * C),
-        *B = ws.Alloc<float>(C * C), *pair = ws.Alloc<float>(K);
-  auto q = [&](std::int64_t i) { return a.q.row(t + i) + n * K; };
-  auto k = [&](std::int64_t i) { return a.k.row(t + i) + n * K; };
-  auto beta = [&](std::int64_t i) { return a.beta(t + i, n); };
-  for (std::int64_t i = 0; i < C; ++i) {
-    const float* g = a.g.row(t + i) + n * K;
-    for (std::int64_t d = 0; d < K; ++d) {
-      const float sum = g[d] + (i > 0 ? G[(i - 1) * K + d] : 0.f);
-      G[i * K + d] = sum;
-      kd[i * K + d] = k(i)[d] * Exp(sum);
-      qd[i * K + d] = q(i)[d] * a.scale * Exp(sum);
-    }
-  }
-  // A bounded decay keeps exp(-G) finite over the chunk: scores are then one dense product.
-  const bool factored = a.lower_bound && -*a.lower_bound * static_cast<float>(C) <= kFactorLimit;
-  for (std::int64_t i = 0; factored && i < C * K; ++i) ki[i] = k(i / K)[i % K] * Exp(-G[i]);
-  for (std::int64_t i = 0; i < C; ++i) {
-    for (std::int64_t j = 0; j <= i; ++j) {
-      if (factored) {
-        A[i * C + j] = simd.dot(kd + i * K, ki + j * K, K);
-        B[i * C + j] = simd.dot(qd + i * K, ki + j * K, K);
-        continue;
-      }
-      for (std::int64_t d = 0; d < K; ++d) pair[d] = k(j)[d] * Exp(G[i * K + d] - G[j * K + d]);
-      A[i * C + j] = simd.dot(k(i), pair, K);
-      B[i * C + j] = a.scale * simd.dot(q(i), pair, K);
-    }
-  }
-  for (std::int64_t i = 0; i < C;
-       ++i) {  // U = (I + diag(beta) tril(A, -1))^-1 diag(beta) (V - Kd S)
-    float *u = U + i * V, *o = a.o.row(t + i) + n * V;
-    std::copy_n(a.v.row(t + i) + n * V, V, u);
-    std::fill(o, o + V, 0.f);
-    for (std::int64_t d = 0; d < K; ++d) {
-      simd.axpy(-kd[i * K + d], S + d * V, u, V);
-      simd.axpy(qd[i * K + d], S + d * V, o, V);
-    }
-    for (std::int64_t j = 0; j < i; ++j) simd.axpy(-A[i * C + j], U + j * V, u, V);
-    for (std::int64_t d = 0; d < V; ++d) u[d] *= beta(i);
-    for (std::int64_t j = 0; j <= i; ++j) simd.axpy(B[i * C + j], U + j * V, o, V);
-  }
-  const float* last = G + (C - 1) * K;
-  for (std::int64_t d = 0; d < K; ++d) {
-    float* s = S + d * V;
-    const float decay = Exp(last[d]);
-    for (std::int64_t c = 0; c < V; ++c) s[c] *= decay;
-    for (std::int64_t i = 0; i < C; ++i) {
-      simd.axpy(k(i)[d] * Exp(last[d] - G[i * K + d]), U + i * V, s, V);
-    }
-  }
-}
-
-}  // namespace
-
-void CpuBackend::KdaChunk(const KdaArgs& a) {
-  const auto S = static_cast<std::int64_t>(a.sequences.size());
-  const std::int64_t N = a.n_heads, size = a.key_dim() * a.value_dim();
-  pool_.ParallelFor(S * N, 1, [&](std::int64_t b, std::int64_t e) {
-    for (std::int64_t i = b; i < e; ++i) {
-      const auto [begin, count] = a.sequences[static_cast<std::size_t>(i / N)];
-      float* state = a.states[static_cast<std::size_t>(i / N)] + i % N * size;
-      for (std::int64_t t = 0; t < count; t += a.chunk) {
-        KdaChunkHead(a, simd_, begin + t, std::min(a.chunk, count - t), i % N, state);
-      }
-    }
-  });
-}
-
-namespace {
-
-/// One head of one sequence's queries [first, first + count).
 struct MlaTask {
   const MlaArgs& a;
   const MlaSequence& s;
   const SimdTable& simd;
-  std::int64_t head, first, count;
-  const float* w;  // [nope + v, kv_rank] of this head, decoded
+  Workspace& ws;
+  std::int64_t first, count;  // queries of this task
 
-  const float* row(std::int64_t j) const {
-    return s.pages[static_cast<std::size_t>(j / a.page_rows)] + j % a.page_rows * a.row_dim();
+  const float* page(std::int64_t p) const { return s.pages[static_cast<std::size_t>(p)]; }
+  const float* q(std::int64_t i, std::int64_t head) const {
+    return a.q.row(s.begin + i) + head * a.q_dim();
   }
-  const float* q(std::int64_t i) const { return a.q.row(s.begin + i) + head * a.q_dim(); }
-  float* o(std::int64_t i) const { return a.o.row(s.begin + i) + head * a.v_dim; }
+  float* o(std::int64_t i, std::int64_t head) const {
+    return a.o.row(s.begin + i) + head * a.v_dim;
+  }
   /// Rows query i may see: all up to its own.
   std::int64_t visible(std::int64_t i) const { return s.n_rows - s.count + i + 1; }
-
-  void Absorbed() const;
-  void Plain() const;
+  std::int64_t pages() const {
+    return (visible(first + count - 1) + a.page_rows - 1) / a.page_rows;
+  }
+  /// Rows of page p that exist.
+  std::int64_t rows_of(std::int64_t p) const {
+    return std::min(a.page_rows, s.n_rows - p * a.page_rows);
+  }
+  /// Rows of page p that query i may see.
+  std::int64_t seen(std::int64_t p, std::int64_t i) const {
+    return std::clamp<std::int64_t>(visible(i) - p * a.page_rows, 0, a.page_rows);
+  }
 };
 
-void MlaTask::Absorbed() const {
-  const std::int64_t R = a.kv_rank(), width = a.row_dim();
-  Workspace& ws = ThreadScratch();
-  float *key = ws.Alloc<float>(width), *p = ws.Alloc<float>(s.n_rows),
-        *context = ws.Alloc<float>(R), *page_sum = ws.Alloc<float>(R);
-  for (std::int64_t i = first; i < first + count; ++i) {
-    std::fill(key, key + R, 0.f);
-    for (std::int64_t d = 0; d < a.nope_dim; ++d) simd.axpy(q(i)[d], w + d * R, key, R);
-    std::copy_n(q(i) + a.nope_dim, a.rope_dim, key + R);
-    const std::int64_t n = visible(i);
-    for (std::int64_t j = 0; j < n; ++j) p[j] = simd.dot(key, row(j), width) * a.scale;
-    SoftmaxInPlace(p, n);
-    std::fill(context, context + R, 0.f);
-    for (std::int64_t page = 0; page < n; page += a.page_rows) {  // partial sums bound the rounding
-      std::fill(page_sum, page_sum + R, 0.f);
-      for (std::int64_t j = page; j < std::min(n, page + a.page_rows); ++j) {
-        simd.axpy(p[j], row(j), page_sum, R);
+/// Heads [head, head + n_heads) with their weights [nope + v, kv_rank], one after the other; null
+/// when they are to be read as stored, in bf16.
+void Absorbed(const MlaTask& k, std::int64_t head, std::int64_t n_heads, const float* weights) {
+  const MlaArgs& a = k.a;
+  const std::int64_t R = a.kv_rank(), width = a.row_dim(), per_head = (a.nope_dim + a.v_dim) * R;
+  const std::int64_t m = k.count * n_heads, ldq = a.q.strides[0], page_rows = a.page_rows;
+  // Row h * count + i of everything below is query i of head h.
+  float* key = k.ws.Alloc<float>(m * width);
+  std::fill(key, key + m * width, 0.f);
+  for (std::int64_t h = 0; h < n_heads; ++h) {
+    float* to = key + h * k.count * width;
+    if (weights != nullptr) {
+      k.simd.weighted_rows(k.q(k.first, head + h), ldq, k.count, weights + h * per_head, R,
+                           a.nope_dim, R, to, width);
+    }
+    const WeightRef w = a.kv_b.RowSlice((head + h) * (a.nope_dim + a.v_dim), a.nope_dim);
+    for (std::int64_t i = 0; i < k.count; ++i) {
+      if (weights == nullptr) {
+        k.simd.weighted_rows_bf16(k.q(k.first + i, head + h), w.data, R, a.nope_dim, R,
+                                  to + i * width);
       }
-      for (std::int64_t r = 0; r < R; ++r) context[r] += page_sum[r];
+      std::copy_n(k.q(k.first + i, head + h) + a.nope_dim, a.rope_dim, to + i * width + R);
     }
-    simd.dot_block(context, R, 1, w + a.nope_dim * R, a.v_dim, R, o(i), a.v_dim);
   }
-}
-
-void MlaTask::Plain() const {
-  const std::int64_t R = a.kv_rank(), n_max = visible(first + count - 1), dn = a.nope_dim;
-  Workspace& ws = ThreadScratch();
-  float *keys = ws.Alloc<float>(n_max * dn), *values = ws.Alloc<float>(n_max * a.v_dim),
-        *p = ws.Alloc<float>(n_max);
-  for (std::int64_t j = 0; j < n_max; j += a.page_rows) {
-    const std::int64_t m = std::min(a.page_rows, n_max - j);
-    simd.dot_block(row(j), a.row_dim(), m, w, dn, R, keys + j * dn, dn);
-    simd.dot_block(row(j), a.row_dim(), m, w + dn * R, a.v_dim, R, values + j * a.v_dim, a.v_dim);
-  }
-  for (std::int64_t i = first; i < first + count; ++i) {
-    const std::int64_t n = visible(i);
-    for (std::int64_t j = 0; j < n; ++j) {
-      p[j] = (simd.dot(q(i), keys + j * dn, dn) + simd.dot(q(i) + dn, row(j) + R, a.rope_dim)) *
-             a.scale;
+  RunningSoftmax softmax(k.simd, k.ws, m, R);
+  float* p = k.ws.Alloc<float>(m * page_rows);
+  for (std::int64_t page = 0; page < k.pages(); ++page) {
+    const float* rows = k.page(page);
+    k.simd.dot_block(key, width, m, rows, width, k.rows_of(page), width, p, page_rows);
+    bool all = true;
+    for (std::int64_t r = 0; r < m; ++r) {
+      const std::int64_t seen = k.seen(page, k.first + r % k.count);
+      all &= seen == page_rows;
+      softmax.Weigh(r, p + r * page_rows, seen, a.scale);
     }
-    SoftmaxInPlace(p, n);
-    std::fill(o(i), o(i) + a.v_dim, 0.f);
-    for (std::int64_t j = 0; j < n; ++j) simd.axpy(p[j], values + j * a.v_dim, o(i), a.v_dim);
+    if (all) {
+      softmax.Add(0, m, p, page_rows, rows, width, page_rows);
+    } else {
+      for (std::int64_t r = 0; r < m; ++r) {
+        softmax.Add(r, 1, p + r * page_rows, page_rows, rows, width,
+                    k.seen(page, k.first + r % k.count));
+      }
+    }
+  }
+  softmax.Finish();
+  for (std::int64_t h = 0; h < n_heads; ++h) {
+    float *context = softmax.context(h * k.count), *o = k.o(k.first, head + h);
+    if (weights != nullptr) {
+      k.simd.dot_block(context, R, k.count, weights + h * per_head + a.nope_dim * R, R, a.v_dim, R,
+                       o, a.o.strides[0]);
+    } else {
+      const std::int64_t row = (head + h) * (a.nope_dim + a.v_dim) + a.nope_dim;
+      k.simd.dot_block_bf16(context, R, k.count, a.kv_b.RowSlice(row, a.v_dim).data, a.v_dim, R, o,
+                            a.o.strides[0]);
+    }
   }
 }
 
 }  // namespace
 
+/// All queries of a run with one head: keys and values of a page are expanded once for them.
+void CpuBackend::MlaPlain(const MlaArgs& a, const MlaSequence& s, std::int64_t head,
+                          Workspace& ws) {
+  const MlaTask k{a, s, simd_, ws, 0, s.count};
+  const std::int64_t dn = a.nope_dim, dv = a.v_dim, R = a.kv_rank(), page_rows = a.page_rows;
+  const WeightRef w = a.kv_b.RowSlice(head * (dn + dv), dn + dv);
+  float *expanded = ws.Alloc<float>(page_rows * (dn + dv)),
+        *p = ws.Alloc<float>(s.count * page_rows), *rope = ws.Alloc<float>(s.count * page_rows);
+  RunningSoftmax softmax(simd_, ws, s.count, dv);
+  for (std::int64_t page = 0; page < k.pages(); ++page) {
+    const std::int64_t rows = k.rows_of(page);
+    Multiply(k.page(page), a.row_dim(), rows, w, expanded, dn + dv, ws);
+    // Queries before `from` see nothing of this page.
+    std::int64_t from = 0;
+    while (k.seen(page, from) == 0) ++from;
+    const std::int64_t m = s.count - from;
+    simd_.dot_block(k.q(from, head), a.q.strides[0], m, expanded, dn + dv, rows, dn, p, page_rows);
+    simd_.dot_block(k.q(from, head) + dn, a.q.strides[0], m, k.page(page) + R, a.row_dim(), rows,
+                    a.rope_dim, rope, page_rows);
+    std::int64_t full = m;  // the first query that sees all rows of the page, and those after it
+    while (full > 0 && k.seen(page, from + full - 1) == page_rows) --full;
+    for (std::int64_t i = 0; i < m; ++i) {
+      float* pi = p + i * page_rows;
+      simd_.add_scaled(pi, 1.f, rope + i * page_rows, rows, pi);
+      softmax.Weigh(from + i, pi, k.seen(page, from + i), a.scale);
+      if (i < full) {
+        softmax.Add(from + i, 1, pi, page_rows, expanded + dn, dn + dv, k.seen(page, from + i));
+      }
+    }
+    if (full < m) {
+      softmax.Add(from + full, m - full, p + full * page_rows, page_rows, expanded + dn, dn + dv,
+                  page_rows);
+    }
+  }
+  softmax.Finish();
+  for (std::int64_t i = 0; i < s.count; ++i) std::copy_n(softmax.context(i), dv, k.o(i, head));
+}
+
+namespace {
+
+/// A product of one thread in bf16, its operands in the forms FastTable wants.
+struct FastScratch {
+  const FastTable& fast;
+  Workspace& ws;
+
+  std::byte* Pack(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols) const {
+    auto* out = ws.Alloc<std::byte>(fast.packed_bytes(m, cols));
+    fast.pack(x, ldx, m, cols, out);
+    return out;
+  }
+  void Multiply(const std::byte* packed, std::int64_t m, const void* w, std::int64_t rows,
+                std::int64_t cols, float* y, std::int64_t ldy) const {
+    const Workspace::Mark mark(ws);
+    fast.gemm(packed, m, {static_cast<const std::uint8_t*>(w), nullptr}, rows, cols, y, ldy,
+              ws.Alloc<std::byte>(fast.scratch_bytes(m, cols)));
+  }
+};
+
+}  // namespace
+
+/// As MlaPlain with every product in bf16: keys and transposed values of a page play the weights.
+void CpuBackend::MlaPlainFast(const MlaArgs& a, const MlaSequence& s, std::int64_t head,
+                              Workspace& ws) {
+  const MlaTask k{a, s, simd_, ws, 0, s.count};
+  const FastScratch mul{*simd_.fast, ws};
+  const std::int64_t dn = a.nope_dim, dv = a.v_dim, R = a.kv_rank(), dq = a.q_dim();
+  const std::int64_t rows = a.page_rows, m = s.count;
+  const WeightRef w_uk = a.kv_b.RowSlice(head * (dn + dv), dn);
+  const WeightRef w_uv = a.kv_b.RowSlice(head * (dn + dv) + dn, dv);
+  const std::byte* q = mul.Pack(k.q(0, head), a.q.strides[0], m, dq);
+  const std::byte* uv = mul.Pack(Rows(w_uv, 0, dv, ws), R, dv, R);
+  auto *latent = ws.Alloc<std::uint8_t>(2 * rows * R),
+       *keys = ws.Alloc<std::uint8_t>(2 * rows * dq),
+       *values = ws.Alloc<std::uint8_t>(2 * dv * rows);
+  float *expanded = ws.Alloc<float>(rows * std::max(dn, dv)), *p = ws.Alloc<float>(m * rows),
+        *sum = ws.Alloc<float>(m * dv);
+  RunningSoftmax softmax(simd_, ws, m, dv);
+  for (std::int64_t page = 0; page < k.pages(); ++page) {
+    const Workspace::Mark mark(ws);
+    const std::int64_t n = k.rows_of(page);
+    const float* c = k.page(page);
+    mul.Multiply(mul.Pack(c, a.row_dim(), n, R), n, w_uk.data, dn, R, expanded, dn);
+    simd_.fast->round(expanded, dn, n, dn, keys, dq);
+    simd_.fast->round(c + R, a.row_dim(), n, a.rope_dim, keys + 2 * dn, dq);
+    simd_.fast->round(c, a.row_dim(), n, R, latent, R);
+    std::fill(expanded, expanded + dv * rows, 0.f);  // columns of rows that do not exist
+    mul.Multiply(uv, dv, latent, n, R, expanded, rows);
+    simd_.fast->round(expanded, rows, dv, rows, values, rows);
+    std::int64_t from = 0;  // blocks of 64 queries that see something of this page
+    while (k.seen(page, std::min(from + 63, m - 1)) == 0) from += 64;
+    mul.Multiply(q + simd_.fast->packed_bytes(from, dq), m - from, keys, n, dq, p, rows);
+    for (std::int64_t i = from; i < m; ++i) {
+      float* pi = p + (i - from) * rows;
+      const std::int64_t seen = k.seen(page, i);
+      softmax.Weigh(i, pi, seen, a.scale);
+      std::fill(pi + seen, pi + rows, 0.f);
+    }
+    mul.Multiply(mul.Pack(p, rows, m - from, rows), m - from, values, dv, rows, sum, dv);
+    softmax.AddSum(from, m - from, sum);
+  }
+  softmax.Finish();
+  for (std::int64_t i = 0; i < m; ++i) std::copy_n(softmax.context(i), dv, k.o(i, head));
+}
+
 void CpuBackend::Mla(const MlaArgs& a) {
-  // Absorbed queries are independent, so long runs are cut for the threads; a plain run shares its
-  // expanded keys and stays whole.
-  constexpr std::int64_t kBlock = 64;
+  constexpr std::int64_t kBlock = 16;  // rows of queries and heads that share a page
+  const std::int64_t N = a.n_heads, rows = a.nope_dim + a.v_dim;
   for (const MlaSequence& s : a.sequences) {
     if (s.count == 0) continue;
-    const std::int64_t block = a.form == MlaForm::kPlain ? s.count : kBlock;
-    const std::int64_t blocks = (s.count + block - 1) / block;
-    pool_.ParallelFor(a.n_heads * blocks, 1, [&](std::int64_t b, std::int64_t e) {
+    const bool fast = Fast(a.kv_b) && a.kv_b.format == WeightFormat::kBF16 && a.q_dim() % 32 == 0 &&
+                      a.nope_dim % 32 == 0 && a.rope_dim % 32 == 0 && a.page_rows % 32 == 0;
+    if (a.form == MlaForm::kPlain) {
+      pool_.ParallelFor(N, 1, [&](std::int64_t b, std::int64_t e) {
+        for (std::int64_t head = b; head < e; ++head) {
+          Workspace& ws = ThreadScratch();
+          const Workspace::Mark mark(ws);
+          if (fast) {
+            MlaPlainFast(a, s, head, ws);
+          } else {
+            MlaPlain(a, s, head, ws);
+          }
+        }
+      });
+      continue;
+    }
+    const std::int64_t queries = std::min(kBlock, s.count),
+                       blocks = (s.count + queries - 1) / queries;
+    const std::int64_t share = (N + pool_.size() - 1) / pool_.size();
+    const std::int64_t heads = std::max<std::int64_t>(1, std::min(kBlock / queries, share));
+    const std::int64_t groups = (N + heads - 1) / heads;
+    pool_.ParallelFor(groups * blocks, 1, [&](std::int64_t b, std::int64_t e) {
       for (std::int64_t i = b; i < e; ++i) {
         Workspace& ws = ThreadScratch();
         const Workspace::Mark mark(ws);
-        const std::int64_t head = i / blocks, first = i % blocks * block;
-        const std::int64_t rows = a.nope_dim + a.v_dim;
-        const MlaTask task{a,
-                           s,
-                           simd_,
-                           head,
-                           first,
-                           std::min(block, s.count - first),
-                           Rows(a.kv_b, head * rows, rows, ws)};
-        if (a.form == MlaForm::kPlain) {
-          task.Plain();
-        } else {
-          task.Absorbed();
-        }
+        const std::int64_t head = i / blocks * heads, first = i % blocks * queries;
+        const std::int64_t n = std::min(heads, N - head);
+        const bool in_place = queries <= 4 && a.kv_b.format == WeightFormat::kBF16;
+        const float* weights = in_place ? nullptr : Rows(a.kv_b, head * rows, n * rows, ws);
+        Absorbed({a, s, simd_, ws, first, std::min(queries, s.count - first)}, head, n, weights);
       }
     });
   }

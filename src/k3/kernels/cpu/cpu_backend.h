@@ -5,13 +5,16 @@
 #include "k3/base/workspace.h"
 #include "k3/kernels/backend.h"
 #include "k3/kernels/cpu/simd_table.h"
+#include "k3/kernels/math_mode.h"
 
 namespace k3::cpu {
 
-/// Uses `pool` and the loops of `simd`; both must outlive it. One op runs at a time.
+/// Uses `pool` and the loops of `simd`; both must outlive it. One op runs at a time. `mode`, when
+/// given, is read by every op and must outlive the backend too; without it arithmetic is exact.
 class CpuBackend : public Backend {
  public:
-  CpuBackend(ThreadPool& pool, const SimdTable& simd) : pool_(pool), simd_(simd) {}
+  CpuBackend(ThreadPool& pool, const SimdTable& simd, const MathMode* mode = nullptr)
+      : pool_(pool), simd_(simd), mode_(mode) {}
 
 #define K3_DECLARE_OP(name) void name(const name##Args& args) override;
   K3_FOR_EACH_OP(K3_DECLARE_OP)
@@ -27,8 +30,18 @@ class CpuBackend : public Backend {
   /// Decodes rows [first, first + count) of w, or returns them where they are if already f32.
   const float* Rows(const WeightRef& w, std::int64_t first, std::int64_t count, Workspace& ws);
 
+  /// Whether a product with w runs in bf16.
+  bool Fast(const WeightRef& w) const;
+  void FastGemm(const GemmArgs& a);
+  /// y [m, w.rows] = x w^T on the calling thread, in the arithmetic of the mode.
+  void Multiply(const float* x, std::int64_t ldx, std::int64_t m, const WeightRef& w, float* y,
+                std::int64_t ldy, Workspace& ws);
+  void MlaPlain(const MlaArgs& a, const MlaSequence& s, std::int64_t head, Workspace& ws);
+  void MlaPlainFast(const MlaArgs& a, const MlaSequence& s, std::int64_t head, Workspace& ws);
+
   ThreadPool& pool_;
   const SimdTable& simd_;
+  const MathMode* mode_;
   Workspace ws_;  // for what must live across the threads of one op
 };
 

@@ -32,19 +32,101 @@ const float* CpuBackend::Rows(const WeightRef& w, std::int64_t first, std::int64
   return out;
 }
 
+bool CpuBackend::Fast(const WeightRef& w) const {
+  return mode_ != nullptr && *mode_ == MathMode::kFast && simd_.fast != nullptr &&
+         (w.format == WeightFormat::kBF16 || w.format == WeightFormat::kMxfp4) && w.cols % 32 == 0;
+}
+
+namespace {
+
+/// Rows of x that stay in the level-two cache while a tile of weights passes them.
+constexpr std::int64_t kBlockRows = 64;
+
+/// Exact products of a few weight rows. Up to this many rows of x, weights are decoded in
+/// registers.
+constexpr std::int64_t kFusedRows = 4;
+
+bool Fused(const WeightRef& w, std::int64_t m) {
+  return m <= kFusedRows && (w.format == WeightFormat::kBF16 || w.format == WeightFormat::kMxfp4);
+}
+
+void FusedRows(const SimdTable& simd, const float* x, std::int64_t ldx, std::int64_t m,
+               const WeightRef& w, float* y, std::int64_t ldy) {
+  if (w.format == WeightFormat::kBF16) {
+    simd.dot_block_bf16(x, ldx, m, w.data, w.rows, w.cols, y, ldy);
+  } else {
+    simd.dot_block_mxfp4(x, ldx, m, static_cast<const std::uint8_t*>(w.data), w.scales, w.rows,
+                         w.cols, y, ldy);
+  }
+}
+
+}  // namespace
+
 void CpuBackend::Gemm(const GemmArgs& a) {
   const std::int64_t tile = TileRows(a.w.cols), m = a.x.dim(0);
+  if (Fast(a.w) && !a.keep_f32) return FastGemm(a);
   const std::int64_t work = std::max<std::int64_t>(1, a.w.cols * (m + 1));
   const std::int64_t grain = std::max(tile, kParallelWork / work);
   pool_.ParallelFor(a.w.rows, grain, [&](std::int64_t b, std::int64_t e) {
+    if (Fused(a.w, m)) {
+      return FusedRows(simd_, a.x.data, a.x.strides[0], m, a.w.RowSlice(b, e - b), a.y.data + b,
+                       a.y.strides[0]);
+    }
     for (std::int64_t r = b; r < e; r += tile) {
       Workspace& ws = ThreadScratch();
       const Workspace::Mark mark(ws);
       const std::int64_t count = std::min(tile, e - r);
-      simd_.dot_block(a.x.data, a.x.strides[0], m, Rows(a.w, r, count, ws), count, a.w.cols,
-                      a.y.data + r, a.y.strides[0]);
+      const float* w = Rows(a.w, r, count, ws);
+      for (std::int64_t i = 0; i < m; i += kBlockRows) {
+        simd_.dot_block(a.x.row(i), a.x.strides[0], std::min(kBlockRows, m - i), w, a.w.cols, count,
+                        a.w.cols, a.y.row(i) + r, a.y.strides[0]);
+      }
     }
   });
+}
+
+void CpuBackend::FastGemm(const GemmArgs& a) {
+  const FastTable& fast = *simd_.fast;
+  const std::int64_t m = a.x.dim(0), cols = a.w.cols;
+  const Workspace::Mark op_mark(ws_);
+  auto* packed = ws_.Alloc<std::byte>(fast.packed_bytes(m, cols));
+  constexpr std::int64_t kPackRows = 64;  // whole tiles of every table
+  pool_.ParallelFor(m, kPackRows, [&](std::int64_t b, std::int64_t e) {
+    for (std::int64_t i = b; i < e; i += kPackRows) {
+      fast.pack(a.x.row(i), a.x.strides[0], std::min(kPackRows, e - i), cols,
+                packed + fast.packed_bytes(i, cols));
+    }
+  });
+  constexpr std::int64_t kRows = 32;
+  const std::int64_t grain =
+      std::max(kRows, (1 << 17) / std::max<std::int64_t>(1, cols * (m + 4)) / kRows * kRows);
+  pool_.ParallelFor(a.w.rows, grain, [&](std::int64_t b, std::int64_t e) {
+    Workspace& ws = ThreadScratch();
+    const Workspace::Mark mark(ws);
+    auto* scratch = ws.Alloc<std::byte>(fast.scratch_bytes(m, cols));
+    fast.gemm(packed, m, FastOf(a.w.RowSlice(b, e - b)), e - b, cols, a.y.data + b, a.y.strides[0],
+              scratch);
+  });
+}
+
+void CpuBackend::Multiply(const float* x, std::int64_t ldx, std::int64_t m, const WeightRef& w,
+                          float* y, std::int64_t ldy, Workspace& ws) {
+  const Workspace::Mark mark(ws);
+  if (Fast(w)) {
+    const FastTable& fast = *simd_.fast;
+    auto* packed = ws.Alloc<std::byte>(fast.packed_bytes(m, w.cols));
+    fast.pack(x, ldx, m, w.cols, packed);
+    fast.gemm(packed, m, FastOf(w), w.rows, w.cols, y, ldy,
+              ws.Alloc<std::byte>(fast.scratch_bytes(m, w.cols)));
+    return;
+  }
+  if (Fused(w, m)) return FusedRows(simd_, x, ldx, m, w, y, ldy);
+  const std::int64_t tile = TileRows(w.cols);
+  for (std::int64_t r = 0; r < w.rows; r += tile) {
+    const Workspace::Mark tile_mark(ws);
+    const std::int64_t count = std::min(tile, w.rows - r);
+    simd_.dot_block(x, ldx, m, Rows(w, r, count, ws), w.cols, count, w.cols, y + r, ldy);
+  }
 }
 
 void CpuBackend::Embed(const EmbedArgs& a) {
@@ -146,19 +228,10 @@ void CpuBackend::ExpertMlp(const ExpertMlpArgs& a) {
       for (std::int64_t r = 0; r < m; ++r) {
         std::copy_n(a.x.row(pair[start[e] + r] / k), D, x + r * D);
       }
-      auto multiply = [&](const WeightRef& weight, const float* in, float* y) {
-        const std::int64_t tile = TileRows(weight.cols);
-        for (std::int64_t r = 0; r < weight.rows; r += tile) {
-          const Workspace::Mark tile_mark(ws);
-          const std::int64_t count = std::min(tile, weight.rows - r);
-          simd_.dot_block(in, weight.cols, m, Rows(weight, r, count, ws), count, weight.cols, y + r,
-                          weight.rows);
-        }
-      };
-      multiply(w.w1, x, gate);
-      multiply(w.w3, x, up);
-      for (std::int64_t c = 0; c < m * I; ++c) gate[c] = cpu::GatedAct(a.act, gate[c], up[c]);
-      multiply(w.w2, gate, out + start[e] * D);
+      Multiply(x, D, m, w.w1, gate, I, ws);
+      Multiply(x, D, m, w.w3, up, I, ws);
+      simd_.gated_act(gate, up, m * I, ActOf(a.act), gate);
+      Multiply(gate, I, m, w.w2, out + start[e] * D, D, ws);
     }
   });
   ForRows(T, k * D, [&](std::int64_t t) {  // in order of j: the same for every batch

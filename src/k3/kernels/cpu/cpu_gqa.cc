@@ -1,5 +1,5 @@
 // Grouped-query attention and rotary positions.
-#include "k3/kernels/cpu/cpu_internal.h"
+#include "k3/kernels/cpu/softmax.h"
 
 namespace k3::cpu {
 
@@ -13,23 +13,21 @@ void CpuBackend::Gqa(const GqaArgs& a) {
     pool_.ParallelFor(s.count * N, 1, [&](std::int64_t b, std::int64_t e) {
       Workspace& ws = ThreadScratch();
       const Workspace::Mark mark(ws);
-      float *p = ws.Alloc<float>(s.n_rows), *page_sum = ws.Alloc<float>(D);
+      float* p = ws.Alloc<float>(a.page_rows);
       for (std::int64_t task = b; task < e; ++task) {
+        const Workspace::Mark task_mark(ws);
         const std::int64_t i = task / N, h = task % N, kv = h / per_key * D;
         const std::int64_t n = s.n_rows - s.count + i + 1;
         const float* q = a.q.row(s.begin + i) + h * D;
-        float* o = a.o.row(s.begin + i) + h * D;
-        for (std::int64_t j = 0; j < n; ++j)
-          p[j] = simd_.dot(q, row(s.key_pages, j) + kv, D) * scale;
-        SoftmaxInPlace(p, n);
-        std::fill(o, o + D, 0.f);
+        RunningSoftmax softmax(simd_, ws, 1, D);
         for (std::int64_t page = 0; page < n; page += a.page_rows) {
-          std::fill(page_sum, page_sum + D, 0.f);
-          for (std::int64_t j = page; j < std::min(n, page + a.page_rows); ++j) {
-            simd_.axpy(p[j], row(s.value_pages, j) + kv, page_sum, D);
-          }
-          for (std::int64_t d = 0; d < D; ++d) o[d] += page_sum[d];
+          const std::int64_t rows = std::min(a.page_rows, n - page);
+          simd_.dot_block(q, D, 1, row(s.key_pages, page) + kv, G * D, rows, D, p, rows);
+          softmax.Weigh(0, p, rows, scale);
+          softmax.Add(0, 1, p, rows, row(s.value_pages, page) + kv, G * D, rows);
         }
+        softmax.Finish();
+        std::copy_n(softmax.context(0), D, a.o.row(s.begin + i) + h * D);
       }
     });
   }

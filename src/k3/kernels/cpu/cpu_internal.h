@@ -21,29 +21,17 @@ void CpuBackend::ForRows(std::int64_t n, std::int64_t work, F&& fn) {
   });
 }
 
-// Exact mode takes elementary functions in float64 and rounds once: the result then does not depend
-// on which f32 approximation a math library picks for the processor.
-inline float Exp(float x) { return static_cast<float>(std::exp(static_cast<double>(x))); }
-
 inline double Sigmoid(double x) {
   const double e = std::exp(-std::abs(x));
   return (x >= 0 ? 1.0 : e) / (1.0 + e);
 }
 
-/// Scores [0, n) to weights that sum to one; sums in order, in float64.
-inline void SoftmaxInPlace(float* s, std::int64_t n) {
-  const float top = *std::max_element(s, s + n);
-  double sum = 0;
-  for (std::int64_t j = 0; j < n; ++j) sum += s[j] = Exp(s[j] - top);
-  const auto r = static_cast<float>(1.0 / sum);
-  for (std::int64_t j = 0; j < n; ++j) s[j] *= r;
+inline ActParams ActOf(const GatedActivation& act) {
+  return {act.situ, act.b1, act.b2.value_or(0.f)};
 }
 
-inline float GatedAct(const GatedActivation& act, float g, float u) {
-  const double gate = g, up = u;
-  if (!act.situ) return static_cast<float>(gate * Sigmoid(gate) * up);
-  const double capped = act.b2 ? *act.b2 * std::tanh(up / *act.b2) : up;
-  return static_cast<float>(act.b1 * std::tanh(gate / act.b1) * Sigmoid(gate) * capped);
+inline FastWeight FastOf(const WeightRef& w) {
+  return {static_cast<const std::uint8_t*>(w.data), w.scales};
 }
 
 }  // namespace k3::cpu

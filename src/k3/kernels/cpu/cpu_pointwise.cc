@@ -16,21 +16,18 @@ void CpuBackend::RmsNorm(const RmsNormArgs& a) {
     const float* x = a.x.row(t);
     const double mean = static_cast<double>(simd_.dot(x, x, D)) / static_cast<double>(D);
     const float r = static_cast<float>(1.0 / std::sqrt(mean + a.eps));
-    for (std::int64_t d = 0; d < D; ++d) a.y(t, d) = x[d] * r * a.w.data[d];
+    simd_.scale_mul(x, r, a.w.data, D, a.y.row(t));
   });
 }
 
 void CpuBackend::GatedRmsNorm(const GatedRmsNormArgs& a) {
   const auto V = a.w.dim(0);
-  ForRows(a.x.dim(0), 20 * a.x.dim(1), [&](std::int64_t t) {
+  ForRows(a.x.dim(0), 4 * a.x.dim(1), [&](std::int64_t t) {
     for (std::int64_t h = 0; h < a.x.dim(1); h += V) {
-      const float *x = a.x.row(t) + h, *gate = a.gate.row(t) + h;
+      const float* x = a.x.row(t) + h;
       const double mean = static_cast<double>(simd_.dot(x, x, V)) / static_cast<double>(V);
-      const double r = 1.0 / std::sqrt(mean + a.eps);
-      float* y = a.y.row(t) + h;
-      for (std::int64_t d = 0; d < V; ++d) {
-        y[d] = static_cast<float>(x[d] * r * a.w.data[d] * cpu::Sigmoid(gate[d]));
-      }
+      const float r = static_cast<float>(1.0 / std::sqrt(mean + a.eps));
+      simd_.scale_mul_sigmoid(x, r, a.w.data, a.gate.row(t) + h, V, a.y.row(t) + h);
     }
   });
 }
@@ -41,69 +38,58 @@ void CpuBackend::L2Norm(const L2NormArgs& a) {
     for (std::int64_t h = 0; h < a.x.dim(1); h += K) {
       const float* x = a.x.row(t) + h;
       const double sum = static_cast<double>(simd_.dot(x, x, K)) + a.eps;
-      const float r = static_cast<float>(1.0 / std::sqrt(sum));
-      for (std::int64_t d = 0; d < K; ++d) a.y.row(t)[h + d] = x[d] * r;
+      simd_.scale(x, static_cast<float>(1.0 / std::sqrt(sum)), K, a.y.row(t) + h);
     }
   });
 }
 
 void CpuBackend::GatedAct(const GatedActArgs& a) {
   const auto D = a.y.dim(1);
-  ForRows(a.y.dim(0), 30 * D, [&](std::int64_t t) {
-    const float *g = a.gate.row(t), *u = a.up.row(t);
-    for (std::int64_t d = 0; d < D; ++d) a.y.row(t)[d] = cpu::GatedAct(a.act, g[d], u[d]);
+  ForRows(a.y.dim(0), 6 * D, [&](std::int64_t t) {
+    simd_.gated_act(a.gate.row(t), a.up.row(t), D, ActOf(a.act), a.y.row(t));
   });
 }
 
 void CpuBackend::Residual(const ResidualArgs& a) {
   const auto D = a.out.dim(1);
-  ForRows(a.out.dim(0), 2 * D, [&](std::int64_t t) {
+  ForRows(a.out.dim(0), D, [&](std::int64_t t) {
     const float *x = a.x.row(t), *y = a.y.row(t);
     float* out = a.out.row(t);
-    if (!a.gate.data) {
-      if (a.alpha == 1.f) {
-        for (std::int64_t d = 0; d < D; ++d) out[d] = x[d] + y[d];
-      } else {
-        for (std::int64_t d = 0; d < D; ++d) out[d] = x[d] + a.alpha * y[d];
-      }
-      return;
+    if (!a.gate.data) return simd_.add_scaled(x, a.alpha, y, D, out);
+    if (a.gate.dim(1) == 1) {
+      const auto scale = static_cast<float>(a.alpha * cpu::Sigmoid(a.gate(t, 0)));
+      return simd_.add_scaled(x, scale, y, D, out);
     }
-    const bool scalar = a.gate.dim(1) == 1;
-    float scale = scalar ? static_cast<float>(a.alpha * cpu::Sigmoid(a.gate(t, 0))) : 0.f;
     for (std::int64_t d = 0; d < D; ++d) {
-      if (!scalar) scale = static_cast<float>(a.alpha * cpu::Sigmoid(a.gate(t, d)));
-      out[d] = x[d] + scale * y[d];
+      out[d] = x[d] + static_cast<float>(a.alpha * cpu::Sigmoid(a.gate(t, d))) * y[d];
     }
   });
 }
 
 void CpuBackend::Pointwise(const PointwiseArgs& a) {
   const auto D = a.y.dim(1);
-  ForRows(a.y.dim(0), 10 * D, [&](std::int64_t t) {
-    for (std::int64_t d = 0; d < D; ++d) {
-      const double x = a.x(t, d);
-      const double y = a.fn == PointwiseFn::kSilu   ? x * cpu::Sigmoid(x)
-                       : a.fn == PointwiseFn::kTanh ? std::tanh(x)
-                                                    : std::max(x, 0.0);
-      a.y(t, d) = static_cast<float>(y);
+  ForRows(a.y.dim(0), 4 * D, [&](std::int64_t t) {
+    switch (a.fn) {
+      case PointwiseFn::kSilu:
+        return simd_.silu(a.x.row(t), D, a.y.row(t));
+      case PointwiseFn::kTanh:
+        return simd_.tanh(a.x.row(t), D, a.y.row(t));
+      case PointwiseFn::kRelu:
+        for (std::int64_t d = 0; d < D; ++d) a.y(t, d) = std::max(a.x(t, d), 0.f);
+        return;
     }
   });
 }
 
 void CpuBackend::Sigmoid(const SigmoidArgs& a) {
-  ForRows(a.y.dim(0), 10 * a.y.dim(1), [&](std::int64_t t) {
-    for (std::int64_t d = 0; d < a.y.dim(1); ++d) {
-      a.y(t, d) = static_cast<float>(cpu::Sigmoid(a.x(t, d)));
-    }
-  });
+  const auto D = a.y.dim(1);
+  ForRows(a.y.dim(0), 4 * D, [&](std::int64_t t) { simd_.sigmoid(a.x.row(t), D, a.y.row(t)); });
 }
 
 void CpuBackend::SigmoidGate(const SigmoidGateArgs& a) {
-  ForRows(a.y.dim(0), 10 * a.y.dim(1), [&](std::int64_t t) {
-    for (std::int64_t d = 0; d < a.y.dim(1); ++d) {
-      a.y(t, d) = static_cast<float>(a.x(t, d) * cpu::Sigmoid(a.gate(t, d)));
-    }
-  });
+  const auto D = a.y.dim(1);
+  ForRows(a.y.dim(0), 4 * D,
+          [&](std::int64_t t) { simd_.mul_sigmoid(a.x.row(t), a.gate.row(t), D, a.y.row(t)); });
 }
 
 void CpuBackend::ShortConv(const ShortConvArgs& a) {
@@ -112,20 +98,18 @@ void CpuBackend::ShortConv(const ShortConvArgs& a) {
     const auto [begin, count] = a.sequences[s];
     if (count == 0) continue;
     float* history = a.histories[s];
-    // Row t of the sequence; a negative t reaches into the history.
-    auto row = [&](std::int64_t t) {
-      return t < 0 ? history + (k - 1 + t) * P : a.x.row(begin + t);
-    };
-    ForRows(count, 20 * P, [&](std::int64_t t) {
-      float* y = a.y.row(begin + t);
-      for (std::int64_t c = 0; c < P; ++c) {
-        float sum = 0.f;
-        for (std::int64_t j = 0; j < k; ++j) {
-          sum = std::fma(a.w.data[c * k + j], row(t - k + 1 + j)[c], sum);
-        }
-        y[c] = static_cast<float>(sum * cpu::Sigmoid(sum));
-      }
+    // Channels are cut for the threads at vector boundaries; taps are loaded once for all tokens.
+    constexpr std::int64_t kChannels = 64;
+    const std::int64_t blocks = (P + kChannels - 1) / kChannels;
+    const std::int64_t grain = std::max<std::int64_t>(1, kParallelWork / (8 * kChannels * count));
+    pool_.ParallelFor(blocks, grain, [&, b0 = begin, n = count](std::int64_t b, std::int64_t e) {
+      simd_.short_conv({a.w.data, k, P, b * kChannels, std::min(P, e * kChannels), n, history,
+                        a.x.row(b0), a.y.row(b0), a.x.strides[0], a.y.strides[0]});
     });
+    // Row t of the sequence; a negative t reaches into the history.
+    auto row = [&, b0 = begin](std::int64_t t) {
+      return t < 0 ? history + (k - 1 + t) * P : a.x.row(b0 + t);
+    };
     for (std::int64_t j = 0; j < k - 1; ++j) {  // oldest first, so short runs shift in place
       std::memmove(history + j * P, row(count - k + 1 + j), static_cast<std::size_t>(P) * 4);
     }
@@ -135,7 +119,7 @@ void CpuBackend::ShortConv(const ShortConvArgs& a) {
 void CpuBackend::AttnRes(const AttnResArgs& a) {
   const auto n = static_cast<std::int64_t>(a.rows.size());
   const auto H = a.w.dim(0);
-  ForRows(a.y.dim(0), 3 * n * H, [&](std::int64_t t) {
+  ForRows(a.y.dim(0), n * H, [&](std::int64_t t) {
     Workspace& ws = ThreadScratch();
     const Workspace::Mark mark(ws);
     double* pi = ws.Alloc<double>(n);

@@ -1,0 +1,241 @@
+// Products in bf16 with the matrix tiles of AMX. Tiles hold y transposed: weight rows come straight
+// from the file as the left operand, activations are packed once as the right one.
+#include <cstddef>
+
+#include "k3/kernels/cpu/simd_functions.h"
+#include "k3/kernels/cpu/vec16.h"
+
+#if defined(__AMX_BF16__)
+#include "k3/kernels/cpu/amx_tiles.h"
+#include "k3/kernels/cpu/bf16_decode.h"
+#endif
+
+namespace k3::cpu::K3_ISA {
+
+#if defined(__AMX_BF16__)
+
+namespace {
+
+constexpr std::int64_t kRows = 16, kStep = 32;  // of a tile: rows, bf16 values in a row
+constexpr std::int64_t kRepackFrom = 64;        // rows of x that pay for copying the weights
+
+std::int64_t Blocks(std::int64_t m) { return (m + kRows - 1) / kRows; }
+
+std::int64_t PackedBytes(std::int64_t m, std::int64_t cols) {
+  return Blocks(m) * cols / kStep * kTileBytes;
+}
+
+/// Blocks of 16 rows; in each, for every 32 columns one tile [16 pairs of columns][16 rows][2].
+void Pack(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, void* out) {
+  auto* to = static_cast<std::uint8_t*>(out);
+  for (std::int64_t i = 0; i < m; i += kRows) {
+    const std::int64_t n = m - i < kRows ? m - i : kRows;
+    for (std::int64_t k = 0; k < cols; k += kStep, to += kTileBytes) {
+      __m512i r[16];
+      for (std::int64_t j = 0; j < kRows; ++j) {
+        r[j] = j < n ? RoundToBf16(x + (i + j) * ldx + k) : _mm512_setzero_si512();
+      }
+      Transpose16(r);
+      for (std::int64_t j = 0; j < kRows; ++j) _mm512_store_si512(to + 64 * j, r[j]);
+    }
+  }
+}
+
+/// Where the tiles of 16 weight rows lie: tile s at data + s * step, its rows `stride` apart.
+struct LeftTiles {
+  const std::uint8_t* data;
+  std::int64_t step, stride;
+};
+
+/// y[i, r] of a tile stored as [16 r][16 i].
+void StoreTransposed(const float* tile, std::int64_t n_x, std::int64_t n_rows, float* y,
+                     std::int64_t ldy) {
+  if (n_x == 1) {
+    for (std::int64_t r = 0; r < n_rows; ++r) y[r] = tile[16 * r];
+    return;
+  }
+  __m512i r[16];
+  for (int j = 0; j < 16; ++j) r[j] = _mm512_load_si512(tile + 16 * j);
+  Transpose16(r);
+  const auto mask = static_cast<__mmask16>((1u << n_rows) - 1u);
+  for (std::int64_t i = 0; i < n_x; ++i) {
+    _mm512_mask_storeu_epi32(y + i * ldy, mask, r[i]);
+  }
+}
+
+/// The product of up to 32 weight rows with up to 32 rows of x. All shapes add the same tiles in
+/// the same order, so an element has the same bits in each.
+struct Output {
+  float* y;
+  std::int64_t ldy, n_x, n_rows;
+};
+
+/// Brings weight rows that come later nearer, some lines at every step of the products before.
+struct Ahead {
+  const std::uint8_t* next;
+  std::int64_t bytes, per_step, at;
+
+  inline void Step() {
+    const std::int64_t end = at + per_step < bytes ? at + per_step : bytes;
+    for (; at < end; at += 64) _mm_prefetch(next + at, _MM_HINT_T1);
+  }
+};
+
+void Product22(const LeftTiles& a0, const LeftTiles& a1, const std::uint8_t* b0,
+               const std::uint8_t* b1, std::int64_t steps, Ahead& ahead, float* out) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (std::int64_t s = 0; s < steps; ++s) {
+    ahead.Step();
+    _tile_loadd(4, a0.data + s * a0.step, a0.stride);
+    _tile_loadd(5, a1.data + s * a1.step, a1.stride);
+    _tile_loadd(6, b0 + s * kTileBytes, 64);
+    _tile_loadd(7, b1 + s * kTileBytes, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 5, 6);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, out, 64);
+  _tile_stored(1, out + 256, 64);
+  _tile_stored(2, out + 512, 64);
+  _tile_stored(3, out + 768, 64);
+}
+
+void Product21(const LeftTiles& a0, const LeftTiles& a1, const std::uint8_t* b0, std::int64_t steps,
+               Ahead& ahead, float* out) {
+  _tile_zero(0);
+  _tile_zero(1);
+  for (std::int64_t s = 0; s < steps; ++s) {
+    ahead.Step();
+    _tile_loadd(6, b0 + s * kTileBytes, 64);
+    _tile_loadd(4, a0.data + s * a0.step, a0.stride);
+    _tile_loadd(5, a1.data + s * a1.step, a1.stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 5, 6);
+  }
+  _tile_stored(0, out, 64);
+  _tile_stored(1, out + 256, 64);
+}
+
+void Product11(const LeftTiles& a0, const std::uint8_t* b0, std::int64_t steps, float* out) {
+  _tile_zero(0);
+  for (std::int64_t s = 0; s < steps; ++s) {
+    _tile_loadd(6, b0 + s * kTileBytes, 64);
+    _tile_loadd(4, a0.data + s * a0.step, a0.stride);
+    _tile_dpbf16ps(0, 4, 6);
+  }
+  _tile_stored(0, out, 64);
+}
+
+/// 32 rows of decoded or copied weights.
+std::int64_t ScratchBytes(std::int64_t, std::int64_t cols) { return 2 * cols / kStep * kTileBytes; }
+
+/// n <= 16 weight rows from row r on: where they are, or gathered into `panel` as dense tiles.
+LeftTiles Left(const FastWeight& w, std::int64_t r, std::int64_t n, std::int64_t cols, bool copy,
+               std::uint8_t* panel) {
+  if (w.scales == nullptr && n == kRows && !copy) return {w.data + 2 * r * cols, 64, 2 * cols};
+  const std::int64_t steps = cols / kStep;
+  constexpr std::int64_t kRun = 16;  // steps of a row at a time: their scales, whole cache lines
+  for (std::int64_t s0 = 0; s0 < steps; s0 += kRun) {
+    const std::int64_t run = steps - s0 < kRun ? steps - s0 : kRun;
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      const std::int64_t first = (r + i) * steps + s0;
+      std::uint8_t* to = panel + s0 * kTileBytes + 64 * i;
+      if (i >= n) {
+        for (std::int64_t s = 0; s < run; ++s) {
+          _mm512_store_si512(to + s * kTileBytes, _mm512_setzero_si512());
+        }
+      } else if (w.scales == nullptr) {
+        for (std::int64_t s = 0; s < run; ++s) {
+          _mm512_store_si512(to + s * kTileBytes, _mm512_loadu_si512(w.data + 64 * (first + s)));
+        }
+      } else {
+        Mx4Scales scales;
+        ReadScales(w.scales + first, run, scales);
+        const std::uint8_t* codes = w.data + 16 * first;
+        for (std::int64_t s = 0; s < run; s += 4) {  // these columns of the rows after these
+          _mm_prefetch(codes + 16 * (s + 2 * kRows * steps), _MM_HINT_T0);
+        }
+        for (std::int64_t s = 0; s < run; ++s) {
+          _mm512_store_si512(to + s * kTileBytes,
+                             DecodeMx4ToBf16(codes + 16 * s, scales, w.scales + first, s));
+        }
+      }
+    }
+  }
+  return {panel, kTileBytes, 64};
+}
+
+void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, std::int64_t cols,
+          float* y, std::int64_t ldy, void* scratch) {
+  const auto* x = static_cast<const std::uint8_t*>(packed);
+  auto* panel = static_cast<std::uint8_t*>(scratch);
+  const std::int64_t steps = cols / kStep, block = steps * kTileBytes, blocks = Blocks(m);
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  alignas(64) float out[4 * 256];
+  auto n_x = [&](std::int64_t b) { return m - b * kRows < kRows ? m - b * kRows : kRows; };
+  for (std::int64_t r = 0; r < rows; r += 2 * kRows) {
+    const std::int64_t n0 = rows - r < kRows ? rows - r : kRows;
+    const std::int64_t n1 = rows - r - kRows < kRows ? rows - r - kRows : kRows;
+    const bool copy = m >= kRepackFrom;
+    // MXFP4 rows are fetched where they are decoded.
+    const bool more = w.scales == nullptr && r + 4 * kRows <= rows;
+    Ahead ahead{w.data + 2 * (r + 2 * kRows) * cols, more ? 4 * kRows * cols : 0,
+                64 * ((4 * kRows * cols / 64 - 1) / (steps * ((blocks + 1) / 2)) + 1), 0};
+    const LeftTiles a0 = Left(w, r, n0, cols, copy, panel);
+    auto store = [&](std::int64_t b, std::int64_t half, const float* tile) {
+      StoreTransposed(tile, n_x(b), half == 0 ? n0 : n1, y + b * kRows * ldy + r + half * kRows,
+                      ldy);
+    };
+    if (n1 <= 0) {
+      for (std::int64_t b = 0; b < blocks; ++b) {
+        Product11(a0, x + b * block, steps, out);
+        store(b, 0, out);
+      }
+      continue;
+    }
+    const LeftTiles a1 = Left(w, r + kRows, n1, cols, copy, panel + block);
+    std::int64_t b = 0;
+    for (; b + 2 <= blocks; b += 2) {
+      Product22(a0, a1, x + b * block, x + (b + 1) * block, steps, ahead, out);
+      store(b, 0, out);
+      store(b, 1, out + 256);
+      store(b + 1, 0, out + 512);
+      store(b + 1, 1, out + 768);
+    }
+    if (b < blocks) {
+      Product21(a0, a1, x + b * block, steps, ahead, out);
+      store(b, 0, out);
+      store(b, 1, out + 256);
+    }
+  }
+  _tile_release();
+}
+
+void Round(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, std::uint8_t* out,
+           std::int64_t ld_out) {
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t k = 0; k < cols; k += kStep) {
+      _mm512_storeu_si512(out + 2 * (i * ld_out + k), RoundToBf16(x + i * ldx + k));
+    }
+  }
+}
+
+}  // namespace
+
+const FastTable* AmxProducts() {
+  static const FastTable table{PackedBytes, Pack, Round, ScratchBytes, Gemm, AmxKdaChunks};
+  return &table;
+}
+
+#else
+
+const FastTable* AmxProducts() { return nullptr; }
+
+#endif
+
+}  // namespace k3::cpu::K3_ISA
