@@ -65,7 +65,7 @@ Status ChatScreen::EndReply(bool whole) {
 }
 
 void ChatScreen::Note(std::string_view text) {
-  fmt::print(stderr, "{}{}\n", interactive_ ? "" : "k3: ", WithoutControls(text));
+  Say(fmt::format("{}{}\n", interactive_ ? "" : "k3: ", WithoutControls(text)));
 }
 
 }  // namespace k3::app

@@ -253,6 +253,7 @@ Status MeasureAll(const BenchOptions& o, Engine& engine, const std::vector<Token
 }
 
 Status RunBench(const BenchOptions& o, Engine& engine, const std::vector<TokenId>& lengths) {
+  engine.exec->cancel = &Interrupted();
   const MachineLock lock;
   BenchReport report;
   report.model = engine.dir, report.math = o.engine.math, report.isa = cpu::ActiveIsaName();
@@ -276,7 +277,7 @@ Status RunBench(const BenchOptions& o, Engine& engine, const std::vector<TokenId
 }
 
 int Run(const BenchOptions& o) {
-  const auto lengths = ParseIds(*o.prefill);
+  const auto lengths = ParseIds(*o.prefill, "length");
   if (!lengths.ok()) return Fail(lengths.error());
   int exit_code = kExitOk;
   const auto engine = LoadEngine(o.engine, exit_code);
@@ -292,7 +293,8 @@ void AddBench(CLI::App& root, Action& action) {
   CLI::App* app = root.add_subcommand("bench", "Measure prompt and decoding speed");
   app->footer(std::string(kHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
-  AddIds(*app, "--prefill", o->prefill, "Prompt lengths (default 128,512)")->type_name("N,..");
+  AddIds(*app, "--prefill", o->prefill, "Prompt lengths (default 128,512)", "length")
+      ->type_name("N,..");
   AddInteger(*app, "--decode", o->decode, {0, std::numeric_limits<std::int32_t>::max()},
              "Tokens to decode; 0 leaves it out (default 64)");
   AddInteger(*app, "--batch", o->batch, {1, 1024}, "Sequences side by side (default 1)");

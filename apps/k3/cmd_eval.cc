@@ -73,6 +73,7 @@ int Ppl(const EvalOptions& o) {
   options.n_tokens = o.tokens;
   options.bos = engine->bos;
   options.cancel = &Interrupted();
+  engine->exec->cancel = &Interrupted();
   ProgressLine progress;
   const auto result = Perplexity(
       *engine->runner, *engine->tokenizer, *text, o.text, options,
@@ -88,6 +89,14 @@ int Ppl(const EvalOptions& o) {
   return written.ok() ? kExitOk : Fail(written.error());
 }
 
+/// The parser knows one list of words; the usage line shows what they mean.
+class EvalHelp : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: k3 eval [OPTIONS] [MODEL] ppl --text FILE\n";
+  }
+};
+
 /// Splits the words into model and task; an unknown task is a usage error.
 void ReadWords(EvalOptions& o) {
   if (o.words.size() == 2) o.engine.model = o.words[0];
@@ -102,8 +111,9 @@ void ReadWords(EvalOptions& o) {
 void AddEval(CLI::App& root, Action& action) {
   auto o = std::make_shared<EvalOptions>();
   CLI::App* app = root.add_subcommand("eval", "Measure quality: eval [MODEL] ppl");
+  app->formatter(std::make_shared<EvalHelp>());
   app->footer(std::string(kHelp) + kExitCodesHelp);
-  app->add_option("WORDS", o->words, "[MODEL] TASK; the only task is ppl")
+  app->add_option("TASK", o->words, "ppl; a model folder may stand before it")
       ->required()
       ->expected(1, 2)
       ->type_name("");

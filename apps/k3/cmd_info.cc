@@ -150,6 +150,7 @@ void AddInfo(CLI::App& root, Action& action) {
   app->add_flag("--json", *json, "Print a JSON object");
   app->callback([json, &action] {
     action = [json] {
+      if (const auto table = cpu::ChooseTable(); !table.ok()) return Fail(table.error());
       const Json info = Collect();
       const Status s = WriteOut(*json ? JsonText(info, 2) : Text(info));
       return s.ok() ? kExitOk : Fail(s.error());

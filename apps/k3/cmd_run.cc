@@ -9,6 +9,7 @@
 #include "exit_codes.h"
 #include "json_text.h"
 #include "k3/base/memory.h"
+#include "k3/io/atomic_file.h"
 #include "k3/runtime/generate.h"
 #include "k3/runtime/sequence_state.h"
 #include "options.h"
@@ -107,6 +108,7 @@ Result<SequenceState> StartState(const RunOptions& o, Engine& engine) {
 Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector<TokenId>& prompt,
                                 char& last) {
   K3_ASSIGN(const GenerateOptions options, MakeOptions(o, engine));
+  if (!o.save_state.empty()) K3_TRY(AtomicFile::Check(o.save_state));
   K3_ASSIGN(SequenceState state, StartState(o, engine));
   const bool continues = !state.tokens.empty();
   if (!continues || o.prompt.text.has_value() || o.prompt.ids.has_value()) {

@@ -8,9 +8,11 @@
 #include "commands.h"
 #include "engine.h"
 #include "exit_codes.h"
+#include "k3/io/atomic_file.h"
 #include "k3/io/safetensors.h"
 #include "options.h"
 #include "output.h"
+#include "signals.h"
 
 namespace k3::app {
 namespace {
@@ -112,6 +114,7 @@ Status WriteTrace(const TraceOptions& o, const Engine& engine, const std::vector
   const SequenceInput input{ids, &state, LogitRows::kAll};
   Recorder recorder;
   std::vector<float> logits;
+  engine.exec->cancel = &Interrupted();
   K3_TRY(engine.model->Forward(std::span(&input, 1), *engine.exec, logits, &recorder));
   recorder.AddIds("tokens", ids);
   recorder.AddFloats("logits", {n, config.vocab}, logits);
@@ -123,6 +126,7 @@ Status WriteTrace(const TraceOptions& o, const Engine& engine, const std::vector
 int Trace(const TraceOptions& o) {
   const auto ids = ParseIds(*o.ids);
   if (!ids.ok()) return Fail(ids.error());
+  if (const Status s = AtomicFile::Check(o.out); !s.ok()) return Fail(s.error());
   int exit_code = kExitOk;
   const auto engine = LoadEngine(o.engine, exit_code);
   if (engine == nullptr) return exit_code;

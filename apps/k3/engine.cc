@@ -52,7 +52,10 @@ void AddModel(CLI::App& app, std::string& model) {
   app.add_option(
          "MODEL", model,
          "Model folder (config.json, safetensors, tiktoken.model); without it the demo model")
-      ->type_name("");
+      ->type_name("")
+      ->check([](const std::string& text) {
+        return text.empty() ? std::string("found \"\", expected a folder") : std::string();
+      });
 }
 
 void AddEngineOptions(CLI::App& app, EngineOptions& options, bool with_context) {

@@ -30,10 +30,16 @@ std::vector<std::string> CommandNames(const CLI::App& app) {
   return names;
 }
 
-/// A first word that is no command: says so and names the nearest one.
+/// No first word, or one that is no command: says so and names the nearest one.
 bool UnknownCommand(const CLI::App& app, int argc, char** argv) {
-  if (argc < 2 || argv[1][0] == '-') return false;
-  const std::string word = argv[1];
+  const std::string word = argc < 2 ? "" : argv[1];
+  if (word == "-h" || word == "--help" || word == "--version") return false;
+  if (argc < 2 || word.starts_with('-')) {
+    Complain(argc < 2
+                 ? "no command given; k3 --help lists them"
+                 : fmt::format("found \"{}\", expected a command; k3 --help lists them", word));
+    return true;
+  }
   const auto names = CommandNames(app);
   for (const std::string& name : names) {
     if (name == word) return false;
@@ -67,12 +73,13 @@ int Usage(const CLI::App& app, const CLI::ParseError& error) {
   const auto subcommands = app.get_subcommands();
   const CLI::App& used = subcommands.empty() ? app : *subcommands.front();
   Complain(error.what() + OptionHint(used));
-  fmt::print(stderr, "Try: k3 {}--help\n",
-             subcommands.empty() ? "" : subcommands.front()->get_name() + " ");
+  Say(fmt::format("Try: k3 {}--help\n",
+                  subcommands.empty() ? "" : subcommands.front()->get_name() + " "));
   return kExitUsage;
 }
 
 int Main(int argc, char** argv) {
+  OpenStandardFiles();
   InstallSignalHandlers();
   CLI::App app("Runs, checks and measures models of the Kimi K3 family.", "k3");
   app.set_version_flag("--version", "k3 " K3_VERSION, "Print the version");

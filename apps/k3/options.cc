@@ -118,14 +118,14 @@ CLI::Option* AddSeed(CLI::App& app, std::uint64_t& value) {
 }
 
 CLI::Option* AddIds(CLI::App& app, const std::string& name, std::optional<std::string>& value,
-                    const std::string& help) {
+                    const std::string& help, const std::string& item) {
   return app
       .add_option_function<std::string>(
           name,
-          [&value, name](const std::string& text) {
+          [&value, name, item](const std::string& text) {
             // A file's content is bad input, not a bad command line: it is read later.
             if (!text.starts_with('@')) {
-              const auto ids = ParseIds(text);
+              const auto ids = ParseIds(text, item);
               if (!ids.ok()) Refuse(LongName(name), ids.message());
             }
             value = text;
@@ -134,7 +134,7 @@ CLI::Option* AddIds(CLI::App& app, const std::string& name, std::optional<std::s
       ->type_name("IDS");
 }
 
-Result<std::vector<TokenId>> ParseIds(const std::string& text) {
+Result<std::vector<TokenId>> ParseIds(const std::string& text, std::string_view item) {
   std::string list = text;
   std::string where;
   if (text.starts_with('@')) {
@@ -153,7 +153,7 @@ Result<std::vector<TokenId>> ParseIds(const std::string& text) {
                                  std::numeric_limits<TokenId>::max());
     if (!id.ok()) {
       return Error{Code::kInvalidArgument,
-                   fmt::format("{}token id {}: {}", where, ids.size() + 1, id.message())};
+                   fmt::format("{}{} {}: {}", where, item, ids.size() + 1, id.message())};
     }
     ids.push_back(static_cast<TokenId>(*id));
     rest.remove_prefix(end);

@@ -36,11 +36,11 @@ CLI::Option* AddSeed(CLI::App& app, std::uint64_t& value);
 
 /// A list of token ids for ParseIds; one given on the command line is checked at once.
 CLI::Option* AddIds(CLI::App& app, const std::string& name, std::optional<std::string>& value,
-                    const std::string& help);
+                    const std::string& help, const std::string& item = "token id");
 
 /// "1,2,3", or "@FILE" with such a list; blanks and line ends separate too. Ids are not compared
-/// with a vocabulary here.
-Result<std::vector<TokenId>> ParseIds(const std::string& text);
+/// with a vocabulary here. Messages call an entry `item`.
+Result<std::vector<TokenId>> ParseIds(const std::string& text, std::string_view item = "token id");
 /// "ID=VALUE"
 Result<std::pair<TokenId, double>> ParseBias(std::string_view text);
 

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "exit_codes.h"
@@ -37,9 +36,17 @@ Status WriteOut(std::string_view bytes) {
   return {};
 }
 
-void Complain(std::string_view message) { fmt::print(stderr, "k3: {}\n", OneLine(message)); }
+void Say(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(STDERR_FILENO, bytes.data(), bytes.size());
+    if (n < 0 && errno != EINTR) return;  // full or closed: nobody left to tell
+    if (n > 0) bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+}
 
-void Warn(std::string_view message) { fmt::print(stderr, "k3: warning: {}\n", OneLine(message)); }
+void Complain(std::string_view message) { Say(fmt::format("k3: {}\n", OneLine(message))); }
+
+void Warn(std::string_view message) { Say(fmt::format("k3: warning: {}\n", OneLine(message))); }
 
 int Fail(const Error& error) {
   if (!error.message.empty()) Complain(error.message);
@@ -51,21 +58,19 @@ bool StderrIsTerminal() { return isatty(STDERR_FILENO) == 1; }
 
 void ProgressLine::Show(std::string_view what, std::int64_t done, std::int64_t total) {
   if (!StderrIsTerminal()) return;
-  fmt::print(stderr, "\r{} {}/{}\x1b[K", what, done, total);
-  std::fflush(stderr);
+  Say(fmt::format("\r{} {}/{}\x1b[K", what, done, total));
   shown_ = true;
 }
 
 void ProgressLine::Clear() {
   if (!shown_) return;
-  fmt::print(stderr, "\r\x1b[K");
-  std::fflush(stderr);
+  Say("\r\x1b[K");
   shown_ = false;
 }
 
 Result<std::string> ReadStdin(std::size_t limit) {
   if (isatty(STDIN_FILENO) == 1 && StderrIsTerminal()) {
-    fmt::print(stderr, "reading standard input, Ctrl-D ends it\n");
+    Say("reading standard input, Ctrl-D ends it\n");
   }
   std::string text;
   char buffer[1 << 16];

@@ -13,6 +13,8 @@ namespace k3::app {
 /// message: the reader left and there is nobody to tell, but the exit status says so.
 Status WriteOut(std::string_view bytes);
 
+/// Exactly these bytes on standard error; a full or closed one is no error.
+void Say(std::string_view bytes);
 /// One line on standard error: "k3: MESSAGE". Control bytes of the message become '?'.
 void Complain(std::string_view message);
 void Warn(std::string_view message);

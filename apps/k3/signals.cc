@@ -1,8 +1,10 @@
 #include "signals.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "exit_codes.h"
@@ -27,7 +29,7 @@ void OnInterrupt(int number) {
   _exit(kExitInterrupted);
 }
 
-void Say(const char* text) {
+void SayInHandler(const char* text) {
   const ssize_t ignored = write(STDERR_FILENO, text, std::strlen(text));
   static_cast<void>(ignored);
 }
@@ -38,9 +40,9 @@ void OnBusError(int number, siginfo_t* info, void*) {
     signal(number, SIG_DFL);  // not ours: returning repeats the fault, now fatally
     return;
   }
-  Say("k3: ");
-  Say(path);
-  Say(": the file became shorter or unreadable while in use\n");
+  SayInHandler("k3: ");
+  SayInHandler(path);
+  SayInHandler(": the file became shorter or unreadable while in use\n");
   _exit(kExitFailed);
 }
 
@@ -53,10 +55,19 @@ void Handle(int number, void (*handler)(int)) {
 
 }  // namespace
 
+void OpenStandardFiles() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
+    // The lowest free number is `fd`. Reading from 0 and writing to 1 go on failing.
+    if (open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_WRONLY) < 0) return;
+  }
+}
+
 void InstallSignalHandlers() {
   Handle(SIGINT, OnInterrupt);
   Handle(SIGTERM, OnInterrupt);
   Handle(SIGPIPE, SIG_IGN);
+  Handle(SIGXFSZ, SIG_IGN);  // write() then fails with EFBIG and the message names the file
   struct sigaction action = {};
   action.sa_sigaction = OnBusError;
   action.sa_flags = SA_SIGINFO;

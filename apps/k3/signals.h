@@ -5,9 +5,14 @@
 
 namespace k3::app {
 
+/// Gives 0, 1 and 2 a use where the caller closed them, so that no model or output file gets such a
+/// number and then the text of a message. Call first.
+void OpenStandardFiles();
+
 /// Installs the handlers. The first SIGINT or SIGTERM only sets the flag below; a second one ends
-/// the process at once with status 130. SIGPIPE is ignored: writes report the closed pipe. SIGBUS
-/// inside a mapped model file ends the process with status 1 and a message naming the file.
+/// the process at once with status 130. SIGPIPE is ignored: writes report the closed pipe; so is
+/// SIGXFSZ. SIGBUS inside a mapped model file ends the process with status 1 and a message naming
+/// the file.
 void InstallSignalHandlers();
 
 /// Set by the first Ctrl-C.

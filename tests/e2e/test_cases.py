@@ -73,7 +73,12 @@ def test_nm03_prompts_around_the_chunk_sizes(k3, base, length):
     for chunk in [1, 2, 7, 15, 16, 17, 63, 64, 65]:
         cut = k3(*args, "--prefill-chunk", chunk).json()
         assert (cut["ids"], cut["logprobs"]) == (whole["ids"], whole["logprobs"]), chunk
-    assert k3(*args, "--math", "fast").json()["ids"] == whole["ids"]
+    # In f32 the chunk form agrees with the recurrence; in bf16 a random model has near ties.
+    f32 = k3(*args, "--math", "fast", env={"K3_ISA": "scalar"}).json()
+    assert f32["ids"] == whole["ids"]
+    fast = k3(*args, "--math", "fast").json()
+    cut = k3(*args, "--math", "fast", "--prefill-chunk", 64).json()
+    assert (cut["ids"], cut["logprobs"]) == (fast["ids"], fast["logprobs"])
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 63, 64])

@@ -22,7 +22,18 @@ def test_version_and_help(k3):
     assert k3("--version").stdout.startswith("k3 ")
     text = k3("--help").stdout
     assert all(command in text for command in COMMANDS)
-    assert k3(code=2).stdout == ""
+    assert "no command given" in k3(code=2).stderr
+    assert '"--josn"' in k3("--josn", "info", code=2).stderr
+    assert "[MODEL] ppl" in k3("eval", "--help").stdout
+
+
+def test_an_empty_model_is_not_the_demo_model(k3):
+    assert "expected a folder" in k3("run", "", "-p", "hi", code=2).stderr
+
+
+def test_an_unknown_instruction_set_is_never_replaced(k3):
+    for command in (["info"], ["run", "-p", "hi"]):
+        assert "K3_ISA=abacus" in k3(*command, env={"K3_ISA": "abacus"}, code=1).stderr
 
 
 def test_mistyped_words_get_a_suggestion(k3):
@@ -161,6 +172,55 @@ def test_a_full_disk_is_reported(k3_bin, args):
                               check=False)
     assert done.returncode == 1
     assert b"No space left" in done.stderr
+
+
+def test_closed_and_full_standard_files_end_with_a_status(k3_bin, base, tmp_path):
+    def status(redirections, *args):
+        line = f'exec "$0" "$@" {redirections}'
+        return subprocess.run(["bash", "-c", line, k3_bin, *map(str, args)], timeout=20,
+                              capture_output=True, check=False).returncode
+
+    run = ("run", base, "-p", "hi", "-n", 2)
+    assert status(">&- 2>&- <&-", *run) == 1
+    assert status("2>&-", "run", "/no/such/model", "-p", "hi") == 1
+    assert status("2>&-", *run) == 0
+    if os.path.exists("/dev/full"):
+        assert status("2>/dev/full", "run", "/no/such/model", "-p", "hi") == 1
+        assert status("2>/dev/full", "run", "--nonsense") == 2
+    # The state must not get the number of a closed file, and messages inside.
+    state = tmp_path / "state"
+    assert status("2>&-", *run, "--save-state", state) == 0
+    assert state.read_bytes().startswith(b"K3STATE")
+
+
+@pytest.mark.parametrize("args", [["trace", "--ids", "1,2", "--out"],
+                                  ["run", "-p", "hi", "-n", "2", "--save-state"]], ids=lambda a: a[0])
+def test_output_files_replace_only_regular_files(k3, k3_bin, base, tmp_path, args):
+    command, *rest = args
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    refused = k3(command, base, *rest, pipe, code=1)
+    assert "not a regular file" in refused.stderr and refused.stdout == ""
+    assert pipe.is_fifo()
+    refused = k3(command, base, *rest, tmp_path, code=1)  # before any text is generated
+    assert "is a folder" in refused.stderr and refused.stdout == ""
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    k3(command, base, *rest, link)
+    assert link.is_symlink() and len(target.read_bytes()) > 100
+    left = sorted(path.name for path in tmp_path.iterdir())
+    full = subprocess.run(["bash", "-c", 'ulimit -f 1; exec "$0" "$@"', k3_bin, command, base, *rest,
+                           tmp_path / "full"], timeout=20, capture_output=True, check=False)
+    assert full.returncode == 1 and b"File too large" in full.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+def test_too_many_threads_for_the_system_is_no_crash(k3_bin, base):
+    done = subprocess.run(["bash", "-c", 'ulimit -v 300000; exec "$0" "$@"', k3_bin, "run", base,
+                           "-p", "hi", "-n", "2", "--threads", "512"], timeout=20,
+                          capture_output=True, check=False)
+    assert done.returncode == 3, done
+    assert b"--threads: cannot start" in done.stderr or b"not enough memory" in done.stderr, done
 
 
 # --- tokenize

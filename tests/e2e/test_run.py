@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import subprocess
 
 import pytest
@@ -244,3 +245,22 @@ def test_cl03_with_a_prompt_standard_input_is_left_alone(k3_bin, base):
         os.close(reader)
         os.close(writer)
     assert done.returncode == 0 and done.stdout
+
+
+@pytest.mark.parametrize("part", ["gate.e_score_correction_bias", "dt_bias", "A_log"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_gates_that_are_not_finite_are_refused(k3, base, model_copy, part, value):
+    """A NaN bias only changes which experts are chosen: the scores stay finite, the text wrong."""
+    folder = model_copy(base)
+    for shard in sorted(folder.glob("*.safetensors")):
+        data = bytearray(shard.read_bytes())
+        start = 8 + int.from_bytes(data[:8], "little")
+        for name, entry in json.loads(data[8:start]).items():
+            if name.endswith(part) and entry["dtype"] == "F32":
+                begin = start + entry["data_offsets"][0]
+                data[begin:begin + 4] = struct.pack("<f", value)
+                shard.write_bytes(data)
+                refused = k3("run", folder, "-p", "hi", "-n", 2, code=1).stderr
+                assert part in refused and shard.name in refused and "finite" in refused
+                return
+    pytest.fail(f"no F32 tensor {part}")

@@ -126,3 +126,20 @@ def test_cl05_a_shard_that_shrinks_is_named(k3_bin, roomy):
         process.kill()
     assert process.returncode == 1, process.returncode
     assert str(shard).encode() in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_long_trace_ends_at_the_first_signal(k3_bin, roomy, tmp_path, number):
+    out = tmp_path / "t" / "out"
+    out.parent.mkdir()
+    process = subprocess.Popen([k3_bin, "trace", str(roomy), "--ids", ",".join(["5"] * 30000),
+                                "--out", str(out)], stderr=subprocess.PIPE)
+    time.sleep(1)
+    assert process.poll() is None, "too short to interrupt"
+    process.send_signal(number)
+    try:
+        process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert list(out.parent.iterdir()) == []

@@ -44,6 +44,19 @@ TEST(Threads, EveryItemOnce) {
   }
 }
 
+TEST(ThreadPool, MemoryThatRanOutInAWorkerReachesTheCaller) {
+  ThreadPool pool(4);
+  const auto fails = [&] {
+    pool.ParallelFor(100, 1, [](auto begin, auto) {
+      if (begin % 10 == 7) throw std::bad_alloc();
+    });
+  };
+  for (int i = 0; i < 3; ++i) EXPECT_THROW(fails(), std::bad_alloc);
+  std::atomic<int> count = 0;
+  pool.ParallelFor(100, 1, [&](auto, auto) { ++count; });
+  EXPECT_EQ(count, 100);
+}
+
 TEST(Threads, ThousandsOfTinyLoopsWithPausesBetween) {
   // Loops of changing shape follow each other closely, so late workers meet the next loop; the
   // pauses are longer than the spin, so they also meet sleep and waking.

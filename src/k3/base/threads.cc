@@ -8,8 +8,10 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace k3 {
@@ -86,6 +88,7 @@ struct ThreadPool::Impl {
 
   std::mutex mutex;
   std::condition_variable start, finished;
+  std::exception_ptr failure;  // guarded by mutex; the first one of the current loop
   std::atomic<int> sleepers{0};
   std::atomic<bool> caller_sleeps{false}, stop{false};
   std::chrono::microseconds spin{0};
@@ -109,7 +112,12 @@ struct ThreadPool::Impl {
       if (piece >= all) break;
       if (!ticket.compare_exchange_strong(t, t + 1)) continue;
       const std::int64_t begin = std::int64_t{piece} * step;
-      c(f, begin, std::min(begin + step, size));
+      try {
+        c(f, begin, std::min(begin + step, size));
+      } catch (...) {  // out of memory: told to the caller of Run, not to std::terminate
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+      }
       if (done.fetch_add(1) + 1 == all && caller_sleeps.load()) {
         std::lock_guard lock(mutex);
         finished.notify_one();
@@ -177,11 +185,14 @@ void ThreadPool::Run(std::int64_t n, std::int64_t grain, Call call, void* fn) {
   }
   p.Drain();
   auto all_done = [&] { return p.done.load() == pieces; };
-  if (SpinUntil(p.spin, all_done)) return;
+  const bool ready = SpinUntil(p.spin, all_done);
   std::unique_lock lock(p.mutex);
-  p.caller_sleeps = true;
-  p.finished.wait(lock, all_done);
-  p.caller_sleeps = false;
+  if (!ready) {
+    p.caller_sleeps = true;
+    p.finished.wait(lock, all_done);
+    p.caller_sleeps = false;
+  }
+  if (const auto failure = std::exchange(p.failure, nullptr)) std::rethrow_exception(failure);
 }
 
 }  // namespace k3

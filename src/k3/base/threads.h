@@ -22,7 +22,7 @@ class ThreadPool {
   int size() const { return size_; }
 
   /// Calls fn(begin, end) for disjoint ranges covering [0, n), each of at most `grain` items.
-  /// Returns when all are done. fn must not throw.
+  /// Returns when all are done. Where memory ran out in fn the caller gets the std::bad_alloc.
   template <class F>
   void ParallelFor(std::int64_t n, std::int64_t grain, F&& fn) {
     if (n <= 0) return;

@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -22,6 +24,30 @@ void SyncFolderOf(const std::string& path) {
   if (fd < 0) return;
   ::fsync(fd);
   ::close(fd);
+}
+
+/// Where a rename may put the file: what a symbolic link points to, and never a device or a pipe,
+/// which a rename would replace (root could lose /dev/null).
+Result<std::string> Target(const std::string& path) {
+  struct stat info = {};
+  if (::lstat(path.c_str(), &info) != 0) return path;
+  std::string target = path;
+  if (S_ISLNK(info.st_mode)) {
+    char* resolved = ::realpath(path.c_str(), nullptr);
+    if (resolved == nullptr || ::stat(resolved, &info) != 0) {
+      std::free(resolved);
+      return Error{Code::kIo, fmt::format("{}: a symbolic link that leads nowhere", path)};
+    }
+    target = resolved;
+    std::free(resolved);
+  }
+  if (S_ISDIR(info.st_mode)) {
+    return Error{Code::kIo, fmt::format("{}: is a folder, expected a file to write", path)};
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return Error{Code::kIo, fmt::format("{}: is not a regular file, will not replace it", path)};
+  }
+  return target;
 }
 
 }  // namespace
@@ -44,7 +70,8 @@ Error AtomicFile::Fail(const char* doing) const {
   return {Code::kIo, fmt::format("{}: cannot {}: {}", path_, doing, std::strerror(errno))};
 }
 
-Result<AtomicFile> AtomicFile::Create(const std::string& path) {
+Result<AtomicFile> AtomicFile::Create(const std::string& wanted) {
+  K3_ASSIGN(const std::string path, Target(wanted));
   static std::atomic<unsigned> counter{0};
   for (int attempt = 0; attempt < 100; ++attempt) {
     std::string temporary = fmt::format("{}.tmp-{}-{}", path, ::getpid(), counter++);

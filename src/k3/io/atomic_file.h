@@ -13,7 +13,10 @@ namespace k3 {
 /// Movable; one thread.
 class AtomicFile {
  public:
+  /// Follows a symbolic link. Refuses a folder, a device, a pipe: a rename would replace them.
   static Result<AtomicFile> Create(const std::string& path);
+  /// The error Create would give now; for checks before long work.
+  static Status Check(const std::string& path) { return Create(path).status(); }
 
   AtomicFile(AtomicFile&& o) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;

@@ -98,6 +98,21 @@ TEST(WriteFileAtomically, ReplacesOrLeavesAlone) {
   EXPECT_THAT(s.message(), HasSubstr("missing/f"));
 }
 
+TEST(WriteFileAtomically, ReplacesOnlyRegularFilesAndFollowsLinks) {
+  const TempDir dir;
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  const Status s = WriteFileAtomically(dir / "pipe", "x");
+  ASSERT_FALSE(s.ok());
+  EXPECT_THAT(s.message(), HasSubstr("pipe: is not a regular file"));
+  ASSERT_TRUE(WriteFileAtomically(dir / "f", "one").ok());
+  ASSERT_EQ(::symlink("f", (dir / "link").c_str()), 0);
+  ASSERT_TRUE(WriteFileAtomically(dir / "link", "two").ok());
+  EXPECT_EQ(ReadBytes(dir / "f"), "two");
+  ASSERT_EQ(::symlink("loop", (dir / "loop").c_str()), 0);
+  EXPECT_FALSE(WriteFileAtomically(dir / "loop", "x").ok());
+  EXPECT_EQ(dir.count(), 4);
+}
+
 TEST(WriteFileAtomically, FullDiskLeavesTheOldFile) {
   const TempDir dir;
   ASSERT_TRUE(WriteFileAtomically(dir / "f", "old").ok());

@@ -1,6 +1,7 @@
 // What a forward pass runs on: arithmetic mode, threads, scratch memory.
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "k3/base/threads.h"
@@ -22,6 +23,10 @@ struct Exec {
   Workspace ws;
   MathMode math;  // may be changed between passes
   std::unique_ptr<Backend> ops;
+  /// Looked at between layers when set: true ends a pass with kCancelled, its states are lost.
+  const std::atomic<bool>* cancel = nullptr;
+
+  bool cancelled() const { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
 };
 
 /// In fast mode a run may be cut only at positions that are multiples of this many tokens.

@@ -81,6 +81,7 @@ class Pass {
                                     tracer_.on() ? &tracer_ : nullptr);
     const Mat normed = NewMat(exec_, T, c_.hidden), out = NewMat(exec_, T, c_.hidden);
     for (std::int64_t i = 0; i < c_.n_layers; ++i) {
+      if (exec_.cancelled()) return normed;  // the caller looks too and throws it away
       for (std::size_t s = 0; s < slices.size(); ++s) slices[s].cache = &batch[s].state->layer(i);
       const ModelWeights::Layer& w = w_.layers[static_cast<std::size_t>(i)];
       exec_.ops->RmsNorm({stream->Read(i, Site::kAttention), w.attn_norm, c_.rms_eps, normed});
@@ -203,6 +204,7 @@ Status Model::Forward(std::span<const SequenceInput> batch, Exec& exec, std::vec
 
   Tracer tracer(trace);
   const CMat final_hidden = Pass(c, *impl_->weights, exec, tracer).Run(tokens, slices, batch);
+  if (exec.cancelled()) return Error{Code::kCancelled, ""};
   for (std::size_t s = 0; s < batch.size(); ++s) batch[s].state->Advance(slices[s].count);
 
   const auto n = static_cast<std::int64_t>(wanted.size());

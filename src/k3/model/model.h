@@ -55,7 +55,7 @@ class Model {
   /// Runs every sequence of the batch through the stack. `logits` receives [rows, vocab] in order
   /// of the sequences: all positions, the last one, or none of each. Errors: a token id outside the
   /// vocabulary (nothing was computed, states unchanged); a score that is not finite (kNumeric;
-  /// states of the batch must be discarded).
+  /// states of the batch must be discarded); kCancelled through Exec::cancel (the same).
   Status Forward(std::span<const SequenceInput> batch, Exec& exec, std::vector<float>& logits,
                  TraceSink* trace = nullptr) const;
 

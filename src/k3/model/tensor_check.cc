@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "k3/io/json.h"
@@ -84,8 +85,23 @@ class Checker {
     matched_.push_back(t);
     if (!IsFloat(t->dtype)) return WrongDType(spec.name, *t, "BF16, F16 or F32");
     if (spec.name.ends_with(".A_log")) return CheckALog(spec, *t);
-    if (t->shape == spec.shape || IsConvOfRankTwo(spec, *t)) return {};
-    return WrongShape(spec.name, *t, spec.shape);
+    if (t->shape != spec.shape && !IsConvOfRankTwo(spec, *t)) {
+      return WrongShape(spec.name, *t, spec.shape);
+    }
+    return spec.f32 ? CheckFinite(spec, *t, t->elements()) : Status();
+  }
+
+  /// The small vectors that steer gates and routing: a NaN there need not reach the scores.
+  Status CheckFinite(const TensorSpec& spec, const TensorRef& t, std::int64_t n) {
+    std::vector<float> values;
+    ToFloats(t, values);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float value = values[static_cast<std::size_t>(i)];
+      if (std::isfinite(value)) continue;
+      return Refuse(spec.name, "bad value in",
+                    fmt::format(": value {} is {}, expected a finite number", i, value));
+    }
+    return {};
   }
 
   static bool IsConvOfRankTwo(const TensorSpec& spec, const TensorRef& t) {
@@ -132,7 +148,7 @@ class Checker {
           fmt::format(": found {} values for {} heads, and value {} past them is {}, not zero",
                       values.size(), heads, i, values[i]));
     }
-    return {};
+    return CheckFinite(spec, t, heads);
   }
 
   /// With tied embeddings lm_head may be absent; present, it is used.

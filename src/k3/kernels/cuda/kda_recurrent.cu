@@ -179,93 +179,119 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) RecurrentKernel(const Kd
   }
 }
 
-// Many states: a block walks over heads and keeps three states of 64 KB in flight, one loading, one
-// in registers, one on its way out, each moved by one bulk copy. Inputs come one head ahead.
-constexpr int kStateBytes = 128 * 128 * 4, kStreamBuffers = 3;
-constexpr int kStreamDynamic = kStreamBuffers * kStateBytes + 128;
+// Many states: a block a head, three blocks an SM. The state comes by one bulk copy into shared
+// memory and is read there twice, for the two sums and for the update, so that no registers hold
+// it; it leaves by streaming stores.
+constexpr int kManyPairs = 256;  // measured: faster from 384, not at 96
+constexpr int kHeadWarps = 8, kHeadRows = 128 / kHeadWarps;
+constexpr int kStateBytes = 128 * 128 * 4, kHeadDynamic = kStateBytes + 128;
 
-__global__ void __launch_bounds__(256, 1) StreamKernel(const __grid_constant__ KdaParams p) {
+struct HeadShared {
+  alignas(16) float terms[kHeadWarps][3][kHeadRows];
+  float partial[kHeadWarps][2][128];
+  uint64_t barrier;
+};
+
+/// Adds all warps' parts of one of the two sums.
+__device__ __forceinline__ float4 SumParts(const HeadShared& shared, int which, int column) {
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+  for (int w = 0; w < kHeadWarps; ++w) {
+    const float4 x = *reinterpret_cast<const float4*>(&shared.partial[w][which][column]);
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+  }
+  return sum;
+}
+
+/// One token. `state` is the lane's place in shared memory, `to` where the new state goes or null:
+/// back to shared memory.
+__device__ __forceinline__ void HeadStep(const KdaParams& p, const TokenInputs<128>& x,
+                                         const TokenTerms<128>& terms, int64_t token, int head,
+                                         uint32_t state, float* to, HeadShared& shared) {
+  const int warp = threadIdx.x / 32, column = 4 * (threadIdx.x % 32);
+  const auto& row = shared.terms[warp];  // decay, k, q
+  float pk[4] = {0, 0, 0, 0}, pq[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int r = 0; r < kHeadRows; ++r) {
+    const float4 s = LoadF4(state + r * 512);
+    const float k = row[0][r] * row[1][r], q = row[0][r] * row[2][r];
+    pk[0] += s.x * k, pk[1] += s.y * k, pk[2] += s.z * k, pk[3] += s.w * k;
+    pq[0] += s.x * q, pq[1] += s.y * q, pq[2] += s.z * q, pq[3] += s.w * q;
+  }
+  auto& mine = shared.partial[warp];
+  *reinterpret_cast<float4*>(&mine[0][column]) = make_float4(pk[0], pk[1], pk[2], pk[3]);
+  *reinterpret_cast<float4*>(&mine[1][column]) = make_float4(pq[0], pq[1], pq[2], pq[3]);
+  __syncthreads();
+  const float4 sk = SumParts(shared, 0, column);
+  const float u[4] = {terms.beta * (Low(x.v.x) - sk.x), terms.beta * (High(x.v.x) - sk.y),
+                      terms.beta * (Low(x.v.y) - sk.z), terms.beta * (High(x.v.y) - sk.w)};
+  float* kept =
+      p.token_states == nullptr
+          ? nullptr
+          : p.token_states + ((token * p.n_heads + head) * 128 + warp * kHeadRows) * 128 + column;
+#pragma unroll
+  for (int r = 0; r < kHeadRows; ++r) {
+    float4 s = LoadF4(state + r * 512);
+    const float e = row[0][r], k = row[1][r];
+    s.x = s.x * e + u[0] * k, s.y = s.y * e + u[1] * k;
+    s.z = s.z * e + u[2] * k, s.w = s.w * e + u[3] * k;
+    if (to) {
+      __stcs(reinterpret_cast<float4*>(to + r * 128), s);
+    } else {
+      StoreF4(state + r * 512, s);
+    }
+    if (kept) __stcs(reinterpret_cast<float4*>(kept + r * 128), s);
+  }
+  if (warp == 0) {
+    const float4 sq = SumParts(shared, 1, column);
+    *reinterpret_cast<uint2*>(p.o + token * p.o_row + head * 128 + column) = {
+        PackBf16(sq.x + u[0] * terms.kq, sq.y + u[1] * terms.kq),
+        PackBf16(sq.z + u[2] * terms.kq, sq.w + u[3] * terms.kq)};
+  }
+}
+
+__global__ void __launch_bounds__(kHeadWarps * 32, 3)
+    HeadKernel(const __grid_constant__ KdaParams p) {
   constexpr int kD = 128;
-  using Sh = Shape<kD, 1, 8>;
   extern __shared__ unsigned char dynamic[];
-  __shared__ Sh::Shared shared;
-  __shared__ uint64_t barriers[kStreamBuffers];
+  __shared__ HeadShared shared;
   const uint32_t base = (SharedAddress(dynamic) + 127) & ~127u;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = 4 * lane;
-  const int pairs = p.n_sequences * p.n_heads;
-  const uint32_t mine = warp * Sh::kWarpRows * 512 + lane * 16;
-  auto load = [&](int pair, int buffer) {
-    const uint32_t barrier = SharedAddress(&barriers[buffer]);
-    BarrierArriveExpect(barrier, kStateBytes);
-    BulkLoad(base + buffer * kStateBytes, p.s_in + static_cast<int64_t>(pair) * kD * kD,
-             kStateBytes, barrier);
-  };
-  if (threadIdx.x == 0) {
-    for (auto& barrier : barriers) BarrierInit(SharedAddress(&barrier), 1);
+  const int64_t state_at = static_cast<int64_t>(blockIdx.x) * kD * kD;
+  const uint32_t barrier = SharedAddress(&shared.barrier);
+  if (lane == 0 && warp == 0) {
+    BarrierInit(barrier, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    for (int i = 0; i < 2; ++i) {
-      const int pair = blockIdx.x + i * gridDim.x;
-      if (pair < pairs) load(pair, i);
-    }
+    BarrierArriveExpect(barrier, kStateBytes);
+    BulkLoad(base, p.s_in + state_at, kStateBytes, barrier);
   }
-  __syncthreads();
-  struct Ahead {  // of one head
-    TokenInputs<kD> x;
-    Rows rows;
-    float a;
-    float4 bias;
-  } next;
-  auto fetch = [&](int pair) {
-    if (pair >= pairs) return;
-    const int head = pair % p.n_heads;
-    next.rows = SequenceRows(p.cu, p.n_tokens, pair / p.n_heads);
-    next.a = p.a_log[head];
-    next.bias = *reinterpret_cast<const float4*>(p.dt_bias + head * kD + lane * 4);
-    if (next.rows.count > 0) next.x.Load(p, next.rows.begin, head, lane, column);
-  };
-  fetch(blockIdx.x);
-  int buffer = 0;
-  uint32_t parity = 0;
-  for (int pair = blockIdx.x; pair < pairs; pair += gridDim.x) {
-    const Ahead now = next;
-    fetch(pair + gridDim.x);
-    const int head = pair % p.n_heads;
-    const float a = __expf(now.a), bias[4] = {now.bias.x, now.bias.y, now.bias.z, now.bias.w};
-    const uint32_t state = base + buffer * kStateBytes + mine;
-    float4 S[Sh::kRows];
-    for (int t = 0; t < max(now.rows.count, 1); ++t) {
-      TokenInputs<kD> x = now.x;
-      if (t > 0) x.Load(p, now.rows.begin + t, head, lane, column);
-      if (t == 0 && now.rows.count == 0) {
-        BarrierWait(SharedAddress(&barriers[buffer]), parity);
-        __syncthreads();
-        break;
-      }
-      const TokenTerms<kD> terms(p, x, bias, a, warp * Sh::kWarpRows, Sh::kWarpRows,
-                                 &shared.terms[warp][0][0], lane);
-      if (t == 0) {
-        BarrierWait(SharedAddress(&barriers[buffer]), parity);
-#pragma unroll
-        for (int r = 0; r < Sh::kRows; ++r) S[r] = LoadF4(state + r * 512);
-      }
-      Step<kD, 1, 8>(p, x, terms, now.rows.begin + t, head, column, t & 1, shared, S);
-      if (t + 1 < now.rows.count) continue;
-#pragma unroll
-      for (int r = 0; r < Sh::kRows; ++r) StoreF4(state + r * 512, S[r]);
-      FenceAsync();
-      __syncthreads();
+  const int head = blockIdx.x % p.n_heads, sequence = blockIdx.x / p.n_heads;
+  const Rows rows = SequenceRows(p.cu, p.n_tokens, sequence);
+  TokenInputs<kD> x;
+  if (rows.count > 0) x.Load(p, rows.begin, head, lane, column);
+  const float a = __expf(p.a_log[head]);
+  const float4 y = *reinterpret_cast<const float4*>(p.dt_bias + head * kD + column);
+  const float bias[4] = {y.x, y.y, y.z, y.w};
+  const int row0 = warp * kHeadRows;
+  const uint32_t state = base + row0 * 512 + lane * 16;
+  float* out = p.s_out + state_at + row0 * kD + column;
+  __syncthreads();  // the barrier is made
+  for (int t = 0; t < rows.count; ++t) {
+    if (t > 0) {
+      x.Load(p, rows.begin + t, head, lane, column);
+      __syncthreads();  // the sums of the token before are read
     }
-    if (threadIdx.x == 0) {
-      BulkStore(p.s_out + static_cast<int64_t>(pair) * kD * kD, base + buffer * kStateBytes,
-                kStateBytes);
-      BulkCommit();
-      BulkWaitRead<1>();  // the buffer of the head before is free
-      const int later = pair + 2 * gridDim.x;
-      if (later < pairs) load(later, (buffer + 2) % kStreamBuffers);
-    }
-    if (++buffer == kStreamBuffers) buffer = 0, parity ^= 1;
+    const TokenTerms<kD> terms(p, x, bias, a, row0, kHeadRows, &shared.terms[warp][0][0], lane);
+    if (t == 0) BarrierWait(barrier, 0);
+    HeadStep(p, x, terms, rows.begin + t, head, state, t + 1 == rows.count ? out : nullptr, shared);
   }
-  if (threadIdx.x == 0) BulkWait<0>();
+  if (rows.count > 0) return;
+  BarrierWait(barrier, 0);  // no block ends while a copy into it is under way
+  if (p.s_out == p.s_in) return;
+#pragma unroll
+  for (int r = 0; r < kHeadRows; ++r) {
+    __stcs(reinterpret_cast<float4*>(out + r * kD), LoadF4(state + r * 512));
+  }
 }
 
 }  // namespace
@@ -277,13 +303,13 @@ cudaError_t LaunchKdaRecurrent(const KdaParams& p, int head_dim, cudaStream_t st
     RecurrentKernel<64, 2, 4, 4><<<pairs * 2, 128, 0, stream>>>(p);
   } else if (p.n_tokens > 8 * static_cast<int64_t>(p.n_sequences)) {
     RecurrentKernel<128, 4, 4, 4><<<pairs * 4, 128, 0, stream>>>(p);
-  } else if (pairs < 2048 || p.s_in == nullptr || p.s_out == nullptr) {
+  } else if (pairs < kManyPairs || p.s_in == nullptr || p.s_out == nullptr) {
     RecurrentKernel<128, 4, 2, 8><<<pairs * 4, 64, 0, stream>>>(p);
   } else {
-    const cudaError_t error = cudaFuncSetAttribute(
-        StreamKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStreamDynamic);
+    const cudaError_t error =
+        cudaFuncSetAttribute(HeadKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kHeadDynamic);
     if (error != cudaSuccess) return error;
-    StreamKernel<<<132, 256, kStreamDynamic, stream>>>(p);
+    HeadKernel<<<pairs, kHeadWarps * 32, kHeadDynamic, stream>>>(p);
   }
   return cudaGetLastError();
 }
