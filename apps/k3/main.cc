@@ -96,6 +96,7 @@ int Main(int argc, char** argv) {
   AddInspect(app, action);
   AddPlan(app, action);
   AddCheck(app, action);
+  AddQuantize(app, action);
   AddInfo(app, action);
   if (UnknownCommand(app, argc, argv)) return kExitUsage;
   try {
