@@ -101,15 +101,23 @@ std::vector<double> MarginHistogram::Bias(std::int64_t k, bool center) const {
   return b;
 }
 
-std::vector<double> SlidingBias(std::span<const double> scores, std::vector<double>& tau,
-                                std::int64_t k, double rate, double capacity) {
-  const std::size_t n = tau.size();
-  const auto m = static_cast<std::int64_t>(scores.size() / n);
-  const std::int64_t q = Share(m, k, static_cast<std::int64_t>(n), capacity);
-  std::vector<double> b(n);
-  for (std::size_t e = 0; e < n; ++e) {
-    std::vector<double> column = Column(scores, n, e);
-    tau[e] = (1 - rate) * tau[e] + rate * Largest(column, q);
+std::vector<double> ScoreQuantiles(std::span<const double> scores, std::int64_t n, std::int64_t k,
+                                   double capacity) {
+  const auto m = static_cast<std::int64_t>(scores.size()) / n;
+  const std::int64_t q = Share(m, k, n, capacity);
+  std::vector<double> quantiles(U(n));
+  for (std::size_t e = 0; e < U(n); ++e) {
+    std::vector<double> column = Column(scores, U(n), e);
+    quantiles[e] = Largest(column, q);
+  }
+  return quantiles;
+}
+
+std::vector<double> SlidingBias(std::span<const double> quantiles, std::vector<double>& tau,
+                                double rate) {
+  std::vector<double> b(tau.size());
+  for (std::size_t e = 0; e < tau.size(); ++e) {
+    tau[e] = (1 - rate) * tau[e] + rate * quantiles[e];
     b[e] = -tau[e];
   }
   Center(b);

@@ -71,7 +71,7 @@ TEST(BalanceRules, ThreeStepsOfEveryRule) {
       EXPECT_TRUE(std::equal(got.begin(), got.end(), want.begin(), want.end())) << step << name;
     };
     expect_load("sliding", sliding), expect_load("quantile", quantile), expect_load("sign", sign);
-    sliding = SlidingBias(s, tau, 3, 0.3);
+    sliding = SlidingBias(ScoreQuantiles(s, 8, 3), tau, 0.3);
     quantile = QuantileBias(s, quantile, 3);
     sign = SignBias(Loads(s, sign, 3), sign, 24, 0.01);
     ExpectNear(tau, Read(g, step + ".tau_sliding_0p3"));
@@ -194,6 +194,123 @@ TEST(BalancerOnAModel, WithAllExpertsChosenTheBiasStaysZero) {
       for (std::int64_t e = 0; e < p.size(); ++e) EXPECT_EQ(p.value[e], 0.f);
     }
   }
+}
+
+/// A small mixture, and steps of two passes over it.
+struct Mixture {
+  std::unique_ptr<Parameters> params;
+  std::unique_ptr<GradientPass> pass;
+  std::unique_ptr<Balancer> balancer;
+  std::vector<TokenId> ids;
+
+  explicit Mixture(const BalanceOptions& options) {
+    const auto config = testing::ParseConfig(
+        testing::Released({}, {{"num_experts", 8}, {"num_experts_per_token", 2}}));
+    EXPECT_TRUE(config.ok());
+    params = std::move(Parameters::Create(*config)).value();
+    params->Initialise({1, 0.1});
+    pass = std::make_unique<GradientPass>(*params, 1);
+    balancer = std::make_unique<Balancer>(*params, options);
+    balancer->Attach(pass->tape());
+    for (TokenId i = 0; i < 64; ++i) ids.push_back((i * 37 + 11) % 200);
+  }
+  void Pass(std::size_t begin, std::size_t end) {
+    const TrainRow row{std::span(ids).subspan(begin, end - begin - 1),
+                       std::span(ids).subspan(begin + 1, end - begin - 1)};
+    balancer->StartPass({}, 1.0);
+    EXPECT_TRUE(pass->Run({&row, 1}, 1.0).ok());
+    balancer->EndPass();
+  }
+  std::vector<float> Bias() const {
+    for (const Parameter& p : params->list()) {
+      if (p.is_router_bias()) return {p.value, p.value + p.size()};
+    }
+    return {};
+  }
+};
+
+TEST(BalancerOnAModel, LocalStatisticsAreTheMeanOfWhatPassesFindAlone) {
+  BalanceOptions o;
+  auto alone = [&](std::size_t begin, std::size_t end) {
+    Mixture m(o);
+    m.Pass(begin, end);
+    m.balancer->Update();
+    return m.Bias();
+  };
+  const auto first = alone(0, 40), second = alone(40, 64);
+  Mixture pooled(o);
+  o.local = true;
+  Mixture local(o);
+  for (Mixture* m : {&pooled, &local}) {
+    m->Pass(0, 40), m->Pass(40, 64);
+    m->balancer->Update();
+  }
+  double apart = 0;
+  for (std::size_t e = 0; e < first.size(); ++e) {
+    EXPECT_NEAR(local.Bias()[e], (first[e] + second[e]) / 2, 1e-6);
+    apart = std::max<double>(apart, std::abs(local.Bias()[e] - pooled.Bias()[e]));
+  }
+  EXPECT_GT(apart, 1e-4) << "a mean of quantiles is not the quantile of all";
+}
+
+TEST(BalancerOnAModel, SlidingWindowAveragesQuantilesAndTheScheduleTightens) {
+  BalanceOptions o;
+  o.method = BalanceMethod::kSlidingQuantile;
+  o.decay = 1.0;
+  auto after = [&](std::vector<std::pair<std::size_t, std::size_t>> steps, double progress = 0) {
+    Mixture m(o);
+    m.balancer->SetProgress(progress);
+    for (const auto& [begin, end] : steps) {
+      m.Pass(begin, end);
+      m.balancer->Update();
+    }
+    return m.Bias();
+  };
+  // The scores are those of raw routing: they do not depend on the bias in layer one.
+  const auto a = after({{0, 40}}), b = after({{24, 64}}), last = after({{0, 40}, {24, 64}});
+  ASSERT_EQ(last, b);
+  o.window = 2;
+  const auto both = after({{0, 40}, {24, 64}});
+  for (std::size_t e = 0; e < a.size(); ++e) EXPECT_NEAR(both[e], (a[e] + b[e]) / 2, 1e-6);
+
+  o.window = 1, o.decay = 0.2, o.decay_end = 0.6;
+  const auto early = after({{0, 40}}, 0.0), late = after({{0, 40}}, 1.0);
+  for (std::size_t e = 0; e < a.size(); ++e) {
+    EXPECT_NEAR(early[e], 0.2 * a[e], 1e-6);
+    EXPECT_NEAR(late[e], 0.6 * a[e], 1e-6);
+  }
+}
+
+TEST(BalancerOnAModel, WithinBatchUpdatesAreTakenBackWithASkippedStep) {
+  BalanceOptions o;
+  o.method = BalanceMethod::kSlidingQuantile;
+  o.within_batch = true;
+  Mixture m(o);
+  const auto zero = m.Bias();
+  const auto saved = m.balancer->thresholds();
+  m.Pass(0, 40);
+  const auto inside = m.Bias();
+  EXPECT_NE(inside, zero) << "the second pass is routed with what the first one found";
+  m.Pass(40, 64);
+  EXPECT_NE(m.Bias(), inside);
+  m.balancer->Discard();
+  EXPECT_EQ(m.Bias(), zero);
+  EXPECT_EQ(m.balancer->thresholds(), saved);
+}
+
+TEST(BalancerOnAModel, TheSlidingWindowSurvivesACheckpoint) {
+  BalanceOptions o;
+  o.method = BalanceMethod::kSlidingQuantile;
+  o.window = 3;
+  Mixture whole(o), part(o), resumed(o);
+  whole.Pass(0, 40), whole.balancer->Update();
+  part.Pass(0, 40), part.balancer->Update();
+  ASSERT_TRUE(resumed.balancer->SetThresholds(part.balancer->thresholds()).ok());
+  std::copy_n(part.params->values(), part.params->total(), resumed.params->values());
+  for (Mixture* m : {&whole, &resumed}) m->Pass(24, 64), m->balancer->Update();
+  EXPECT_EQ(whole.Bias(), resumed.Bias());
+  o.window = 2;
+  EXPECT_FALSE(Mixture(o).balancer->SetThresholds(part.balancer->thresholds()).ok());
 }
 
 }  // namespace

@@ -27,10 +27,18 @@ struct BalanceOptions {
   bool exact = false;        // kQuantile: order statistics instead of a histogram
   std::int64_t bins = 1000;  // of the histogram
   double rate = 1.0;         // kQuantile: share of the way to the new bias
-  double decay = 0.3;        // kSlidingQuantile: weight of the newest quantile
-  double capacity = 1.0;     // kSlidingQuantile: an expert may take this many times its share
-  double step = 1e-3;        // kSign
-  double weight = 1e-2;      // kAuxLoss
+  /// The quantile rules: false pools what all passes of a step saw; true lets every pass find its
+  /// own answer and takes the mean, as replicas without an exchange of counts would.
+  bool local = false;
+  // kSlidingQuantile. decay and capacity go linearly to their ends over the run.
+  double decay = 0.3;         // weight of the newest quantile
+  double decay_end = -1;      // negative: as decay
+  double capacity = 1.0;      // an expert may take this many times its share
+  double capacity_end = -1;   // negative: as capacity
+  std::int64_t window = 1;    // quantiles of so many latest updates are averaged
+  bool within_batch = false;  // after every pass instead of after the step
+  double step = 1e-3;         // kSign
+  double weight = 1e-2;       // kAuxLoss
 
   Status Check() const;
 };
@@ -51,9 +59,12 @@ struct MarginHistogram {
   void Add(std::span<const double> scores, std::span<const double> bias, std::int64_t k);
   std::vector<double> Bias(std::int64_t k, bool center = true) const;
 };
-/// tau <- (1 - rate) tau + rate * the (q+1)-th largest score of each expert; returns the bias.
-std::vector<double> SlidingBias(std::span<const double> scores, std::vector<double>& tau,
-                                std::int64_t k, double rate, double capacity = 1.0);
+/// The (q+1)-th largest score of each of n experts, q = capacity m k / n.
+std::vector<double> ScoreQuantiles(std::span<const double> scores, std::int64_t n, std::int64_t k,
+                                   double capacity = 1.0);
+/// tau <- (1 - rate) tau + rate * quantiles; returns the bias mean tau - tau.
+std::vector<double> SlidingBias(std::span<const double> quantiles, std::vector<double>& tau,
+                                double rate);
 std::vector<double> SignBias(std::span<const std::int64_t> load, std::span<const double> bias,
                              double share, double step);
 /// weight n/k sum_j f_j P_j; adds factor times its gradient to dlogits when that is set. Rows with
@@ -81,18 +92,27 @@ class Balancer {
 
   /// Before every recorded pass: which of its rows count (empty: all), and the loss scale.
   void StartPass(std::vector<char> counted, double scale);
+  /// After every recorded pass.
+  void EndPass();
+  /// Share of the run that is done, for what changes over it. Before the passes of a step.
+  void SetProgress(double done) { done_ = done; }
   /// Once a step, after the optimiser: new biases from what was collected, which is forgotten.
   /// Returns how the step was loaded.
   std::vector<LayerBalance> Update();
-  /// Forgets what was collected (a skipped step).
+  /// Forgets what was collected, and takes back what passes changed (a skipped step).
   void Discard();
 
   const BalanceOptions& options() const { return options_; }
-  /// State beyond the biases, for checkpoints: thresholds of the sliding rule by layer.
+  /// State beyond the biases, for checkpoints: thresholds and latest quantiles of the sliding rule
+  /// by layer.
   std::map<std::int64_t, std::vector<double>> thresholds() const;
   Status SetThresholds(const std::map<std::int64_t, std::vector<double>>& thresholds);
 
  private:
+  struct SlidingState {
+    std::vector<double> tau;
+    std::vector<std::vector<double>> recent;  // quantiles, newest last
+  };
   struct Layer {
     std::int64_t index = 0, k = 0, tokens = 0;
     float* bias = nullptr;
@@ -100,18 +120,29 @@ class Balancer {
     std::vector<std::int64_t> load;
     std::vector<double> scores;  // of all counted rows; kept by the exact and sliding rules
     MarginHistogram histogram;
-    std::vector<double> tau;
+    std::vector<std::vector<double>> answers;  // of passes that do not pool
+    SlidingState sliding, before;              // now, and at the start of the step
+    std::vector<float> bias_before;
   };
   void OnRoute(const RouteArgs& args);
   void OnRouteBackward(const RouteArgs& args, CMat logits, View<const std::int32_t, 2> experts,
                        Mat dlogits);
   Layer* LayerOf(const RouteArgs& args);
   void SetBias(Layer& layer, std::span<const double> bias);
+  /// The new bias (kQuantile) or the quantiles (kSlidingQuantile) that what was collected asks for,
+  /// which is forgotten; empty when nothing was.
+  std::vector<double> TakeAnswer(Layer& layer) const;
+  void Forget();
+  void Apply(Layer& layer, const std::vector<double>& answer);
+  double Now(double start, double end) const {
+    return end < 0 ? start : start + done_ * (end - start);
+  }
 
   BalanceOptions options_;
   std::map<const float*, Layer> layers_;  // by the address of the bias
   std::vector<char> counted_;
   double scale_ = 1.0;
+  double done_ = 0.0;
 };
 
 }  // namespace k3

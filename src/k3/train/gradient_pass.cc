@@ -57,6 +57,13 @@ Result<GradientPass::LossSum> GradientPass::Run(std::span<const TrainRow> rows, 
   return sum;
 }
 
+std::int64_t GradientPass::held_bytes() const {
+  std::int64_t n = static_cast<std::int64_t>(exec_.ws.reserved_bytes());
+  n += tape_.saved_bytes() + tape_.shadow_bytes();
+  for (const ModelState& s : states_) n += s.bytes();
+  return n;
+}
+
 Result<GradientPass::LossSum> GradientPass::Evaluate(std::span<const TrainRow> rows) {
   std::vector<TokenId> targets;
   K3_ASSIGN(const CMat hidden, Forward(rows, targets));

@@ -37,6 +37,8 @@ class GradientPass {
   Result<LossSum> Evaluate(std::span<const TrainRow> rows);
 
   TapeBackend& tape() { return tape_; }
+  /// Bytes of the last recorded pass: values, gradients of values, saved inputs, states.
+  std::int64_t held_bytes() const;
 
  private:
   Result<CMat> Forward(std::span<const TrainRow> rows, std::vector<TokenId>& targets);

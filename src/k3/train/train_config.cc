@@ -112,6 +112,9 @@ Status ReadRun(Section train, TrainConfig& c) {
   train.Integer("eval_rows", c.eval_rows, 1, kMany);
   train.Integer("checkpoint_every", c.checkpoint_every, 1, kMany);
   train.Integer("keep", c.keep, 1, 1000);
+  train.Integer("probe_every", c.probe_every, 0, kMany);
+  train.Integer("sample_every", c.sample_every, 0, kMany);
+  train.Text("sample_prompt", c.sample_prompt);
   train.Flag("pack_experts", c.pack_experts);
   train.Word("math", c.fast, {{"exact", false}, {"fast", true}});
   c.seed = static_cast<std::uint64_t>(seed);
@@ -156,7 +159,12 @@ Status ReadBalance(Section b, TrainConfig& c) {
   b.Integer("bins", c.balance.bins, 2, 1'000'000);
   b.Real("rate", c.balance.rate, 0, 1);
   b.Real("decay", c.balance.decay, 0, 1);
+  b.Real("decay_end", c.balance.decay_end, 0, 1);
   b.Real("capacity", c.balance.capacity, 0, 16);
+  b.Real("capacity_end", c.balance.capacity_end, 0, 16);
+  b.Integer("window", c.balance.window, 1, 1000);
+  b.Flag("within_batch", c.balance.within_batch);
+  b.Word("sync", c.balance.local, {{"pooled", false}, {"local", true}});
   b.Real("step", c.balance.step, 0, 1);
   b.Real("weight", c.balance.weight, 0, 100);
   return b.Done();

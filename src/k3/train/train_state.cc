@@ -100,7 +100,10 @@ Result<TrainState> LoadState(const std::string& path, std::uint64_t run, Paramet
            {"thresholds", static_cast<std::int64_t>(8 * n_tau)}}) {
     const auto it = f.tensors().find(name);
     if (it == f.tensors().end() || it->second.bytes() != bytes) {
-      return corrupt(fmt::format("{} has not the size of this model", name));
+      return Error{Code::kInvalidArgument,
+                   fmt::format("{}: {} has not the size of this model and balance.window; use "
+                               "another `out` folder",
+                               path, name)};
     }
   }
   TrainState s;

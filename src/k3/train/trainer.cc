@@ -15,7 +15,9 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "k3/base/memory.h"
 #include "k3/base/threads.h"
+#include "k3/io/atomic_file.h"
 #include "k3/train/run_log.h"
 #include "k3/train/train_state.h"
 
@@ -31,7 +33,9 @@ struct Trainer::Impl {
   std::unique_ptr<Balancer> balancer;
   std::optional<RowReader> rows;
   std::unique_ptr<RunLog> log;
+  RunMemory memory;
   TrainState state;
+  double step_s = 0;  // smoothed
   std::vector<std::string> notes;
   int lock = -1;
 
@@ -40,12 +44,19 @@ struct Trainer::Impl {
   }
   Status Prepare();
   Status LockFolder();
-  Status LoadModel();
-  Status LoadData();
+  int threads() const {
+    return static_cast<int>(config.threads > 0 ? config.threads : UsableCpus());
+  }
+  MathMode math() const { return config.fast ? MathMode::kFast : MathMode::kExact; }
+  Result<ModelConfig> ReadConfig();
+  Status PlanMemory(const ModelConfig& model);
+  Status LoadModel(const ModelConfig& model);
+  Status LoadData(std::int64_t vocab);
   Status Resume();
   Status Save();
   Result<StepReport> Step(const std::atomic<bool>* stop);
   Status Evaluate(StepReport& report);
+  Status Observe(StepReport& report, const RunLimits& limits);
   void AddRow(const TokenFile& file, std::span<const TokenId> row,
               std::vector<TrainRow>& batch) const;
   std::string checkpoints() const { return config.out + "/checkpoints"; }
@@ -93,22 +104,44 @@ Status Trainer::Impl::LockFolder() {
   return {};
 }
 
-Status Trainer::Impl::LoadModel() {
-  if (config.init_from.empty()) {
-    K3_ASSIGN(config_json, ReadTextFile(config.model_config));
-    K3_ASSIGN(const ModelConfig model, ParseModelConfig(config_json, config.model_config));
-    K3_ASSIGN(params, Parameters::Create(model));
-    params->Initialise({config.seed, config.init_std});
-    return {};
+Result<ModelConfig> Trainer::Impl::ReadConfig() {
+  const std::string path =
+      config.init_from.empty() ? config.model_config : config.init_from + "/config.json";
+  K3_ASSIGN(config_json, ReadTextFile(path));
+  return ParseModelConfig(config_json, path);
+}
+
+Status Trainer::Impl::PlanMemory(const ModelConfig& model) {
+  PassShape shape{config.batch, config.sequence, 1.0, threads(), math()};
+  if (!config.across_documents) {
+    shape.parts_per_row += static_cast<double>(config.sequence) *
+                           static_cast<double>(train->documents()) /
+                           static_cast<double>(train->tokens().size());
   }
-  K3_ASSIGN(config_json, ReadTextFile(config.init_from + "/config.json"));
-  K3_ASSIGN(params, Parameters::Load(config.init_from));
+  const std::int64_t program = ResidentBytes();
+  K3_ASSIGN(memory, PlanRunMemory(model, shape, config.balance, config.accumulate));
+  memory.program = program;
+  const MemoryLimit limit = UsableMemory();
+  if (limit.bytes > 0 && memory.total() - program > limit.bytes) {
+    return Error{Code::kResource,
+                 fmt::format("the run needs {} ({}), there are {} ({})", BytesText(memory.total()),
+                             MemoryText(memory), BytesText(limit.bytes), limit.source)};
+  }
   return {};
 }
 
-Status Trainer::Impl::LoadData() {
+Status Trainer::Impl::LoadModel(const ModelConfig& model) {
+  if (!config.init_from.empty()) {
+    K3_ASSIGN(params, Parameters::Load(config.init_from));
+    return {};
+  }
+  K3_ASSIGN(params, Parameters::Create(model));
+  params->Initialise({config.seed, config.init_std});
+  return {};
+}
+
+Status Trainer::Impl::LoadData(std::int64_t vocab) {
   K3_ASSIGN(train, TokenFile::Open(config.data + "/train.tokens"));
-  const std::int64_t vocab = params->config().vocab;
   if (train->vocab() > vocab) {
     return Error{Code::kInvalidArgument,
                  fmt::format("{}: its vocabulary has {} ids, the model's {}", train->path(),
@@ -147,16 +180,17 @@ Status Trainer::Impl::Resume() {
     if (loaded.error().code == Code::kInvalidArgument) return loaded.error();
     notes.push_back(loaded.message() + "; trying the checkpoint before it");
   }
+  if (!notes.empty()) notes.push_back("no checkpoint can be read: starting from the beginning");
   return {};
 }
 
 Status Trainer::Impl::Prepare() {
-  K3_TRY(LoadModel());
-  K3_TRY(LoadData());
+  K3_ASSIGN(const ModelConfig model, ReadConfig());
+  K3_TRY(LoadData(model.vocab));
+  K3_TRY(PlanMemory(model));
   K3_TRY(LockFolder());
-  const auto threads = config.threads > 0 ? config.threads : UsableCpus();
-  pass = std::make_unique<GradientPass>(*params, static_cast<int>(threads),
-                                        config.fast ? MathMode::kFast : MathMode::kExact);
+  K3_TRY(LoadModel(model));
+  pass = std::make_unique<GradientPass>(*params, threads(), math());
   optimizer = std::make_unique<Optimizer>(*params, config.adamw, config.muon);
   balancer = std::make_unique<Balancer>(*params, config.balance);
   balancer->Attach(pass->tape());
@@ -170,6 +204,25 @@ Status Trainer::Impl::Save() {
   state.cursor = rows->cursor(), state.rows_per_step = config.batch * config.accumulate;
   K3_TRY(SaveState(StatePath(checkpoints(), state.step), state, *params, *optimizer, *balancer));
   PruneStates(checkpoints(), config.keep);
+  return log->Plot();
+}
+
+/// Everything that is looked at between steps.
+Status Trainer::Impl::Observe(StepReport& r, const RunLimits& limits) {
+  const bool last = state.step == config.steps;
+  auto due = [&](std::int64_t every) { return every > 0 && (last || state.step % every == 0); };
+  if (due(config.eval_every)) K3_TRY(Evaluate(r));
+  if (due(config.probe_every > 0 ? config.probe_every : config.eval_every)) {
+    const TokenFile& file = valid ? *valid : *train;
+    K3_ASSIGN(r.probe, ProbeModel(*params, file.tokens().first(static_cast<std::size_t>(
+                                               std::min<std::int64_t>(config.sequence, 512)))));
+  }
+  if (limits.sampler && due(config.sample_every)) {
+    K3_ASSIGN(r.sample, limits.sampler(params->model()));
+    K3_TRY(log->AddSample(r.step, r.sample));
+  }
+  if (due(config.log_every)) K3_TRY(log->Add(r));
+  if (limits.on_step) limits.on_step(r);
   return {};
 }
 
@@ -202,10 +255,12 @@ Result<StepReport> Trainer::Impl::Step(const std::atomic<bool>* stop) {
   const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, per_step));
   StepReport r;
   params->ZeroGrads();
+  balancer->SetProgress(static_cast<double>(state.step) / static_cast<double>(config.steps));
   for (const auto& batch : parts) {
     if (batch.empty()) continue;  // documents of one token predict nothing
     balancer->StartPass({}, scale);
     K3_ASSIGN(const auto sum, pass->Run(batch, scale));
+    balancer->EndPass();
     r.loss += sum.nats * scale;
     if (stop != nullptr && *stop) {  // the half-done step is done again after a resume
       balancer->Discard();
@@ -229,7 +284,11 @@ Result<StepReport> Trainer::Impl::Step(const std::atomic<bool>* stop) {
   ++state.step;
   state.tokens += per_step;
   r.step = state.step, r.tokens = state.tokens, r.skipped_total = state.skipped;
-  r.tokens_per_s = static_cast<double>(per_step) / (Seconds() - start);
+  const double took = Seconds() - start;
+  step_s = step_s > 0 ? 0.9 * step_s + 0.1 * took : took;
+  r.tokens_per_s = static_cast<double>(per_step) / took;
+  r.eta_s = step_s * static_cast<double>(config.steps - state.step);
+  r.memory_bytes = ResidentBytes();
   return r;
 }
 
@@ -257,11 +316,8 @@ Result<bool> Trainer::Run(const RunLimits& limits) {
       if (step.error().code == Code::kCancelled) break;
       return step.error();
     }
-    const bool last = t.state.step == c.steps;
-    if (c.eval_every > 0 && (last || t.state.step % c.eval_every == 0)) K3_TRY(t.Evaluate(*step));
-    if (last || t.state.step % c.log_every == 0) K3_TRY(t.log->Add(*step));
-    if (limits.on_step) limits.on_step(*step);
-    if (!last && t.state.step % c.checkpoint_every == 0) K3_TRY(t.Save());
+    K3_TRY(t.Observe(*step, limits));
+    if (t.state.step < c.steps && t.state.step % c.checkpoint_every == 0) K3_TRY(t.Save());
   }
   K3_TRY(t.Save());
   K3_TRY(t.params->Export(c.out + "/model", {t.config_json, t.tokenizer_dir, c.pack_experts}));
@@ -271,6 +327,6 @@ Result<bool> Trainer::Run(const RunLimits& limits) {
 std::int64_t Trainer::step() const { return impl_->state.step; }
 Parameters& Trainer::params() { return *impl_->params; }
 const std::vector<std::string>& Trainer::notes() const { return impl_->notes; }
-std::int64_t Trainer::state_bytes() const { return 16 * impl_->params->total(); }
+const RunMemory& Trainer::memory() const { return impl_->memory; }
 
 }  // namespace k3
