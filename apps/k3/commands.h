@@ -21,6 +21,7 @@ void AddCheck(CLI::App& root, Action& action);
 void AddInfo(CLI::App& root, Action& action);
 void AddData(CLI::App& root, Action& action);
 void AddTrain(CLI::App& root, Action& action);
+void AddAblate(CLI::App& root, Action& action);
 
 /// Last lines of every help page.
 inline constexpr const char* kExitCodesHelp =

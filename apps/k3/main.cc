@@ -99,6 +99,7 @@ int Main(int argc, char** argv) {
   AddInfo(app, action);
   AddData(app, action);
   AddTrain(app, action);
+  AddAblate(app, action);
   if (UnknownCommand(app, argc, argv)) return kExitUsage;
   try {
     app.parse(argc, argv);

@@ -351,3 +351,41 @@ def test_an_unwritable_folder_and_a_second_run_are_refused(k3, k3_bin, run_folde
     finally:
         first.kill()
         first.wait()
+
+
+def test_an_ablation_reports_every_run_and_continues(k3, run_folder):
+    run_folder(steps=6)
+    (run_folder.folder / "plan.toml").write_text(
+        'base = "run.toml"\nout = "ablation"\nseeds = [1, 2]\nquestion = "Does it matter?"\n'
+        'pairs = [["sign", "plain"]]\n'
+        '[arms.sign.balance]\nmethod = "sign"\n'
+        '[arms.plain]\nremove = ["attn_res_block_size"]\n'
+        '[arms.plain.config.k3_variant.residual]\nmode = "plain"\n'
+        '[arms.broken.train]\nsequence = 1000000\n')
+    plan = run_folder.folder / "plan.toml"
+    out = run_folder.folder / "ablation"
+    first = k3("ablate", plan)
+    assert "10 of 10 runs" in first.stdout
+    report = (out / "report.md").read_text()
+    assert report.startswith("# Does it matter?")
+    assert "expected at least one row" in report and "every run failed" in report
+    assert "k3 train ablation/sign/seed-2/run.toml" in report
+    data = json.loads((out / "report.json").read_text())
+    assert [arm["name"] for arm in data["arms"]] == ["base", "sign", "plain", "broken",
+                                                      "sign+plain"]
+    by_run = {(run["arm"], run["seed"]): run for run in data["runs"]}
+    # The sign rule changes biases, not what a step learns before they move choices.
+    assert by_run["base", 1]["loss"] != by_run["base", 2]["loss"]
+    assert by_run["sign", 1]["loss"] == pytest.approx(by_run["base", 1]["loss"], abs=0.5)
+    assert by_run["broken", 1]["error"]
+    assert (out / "report.svg").read_text().count("<polyline") == 5
+
+    models = {run: (out / run / "model" / "model-00001-of-00001.safetensors").stat().st_mtime_ns
+              for run in ("base/seed-1", "sign+plain/seed-2")}
+    k3("ablate", plan)  # nothing is left to do
+    for run, time_ns in models.items():
+        path = out / run / "model" / "model-00001-of-00001.safetensors"
+        assert path.stat().st_mtime_ns == time_ns
+    assert json.loads((out / "report.json").read_text())["runs"] == data["runs"]
+    single = k3("train", out / "base" / "seed-1" / "run.toml")
+    assert "finished at step 6" in single.stdout

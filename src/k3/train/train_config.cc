@@ -173,8 +173,13 @@ Status ReadBalance(Section b, TrainConfig& c) {
 }  // namespace
 
 Result<TrainConfig> ReadTrainConfig(const std::string& path) {
+  K3_ASSIGN(std::string text, ReadTextFile(path, std::size_t{1} << 20));
+  return ParseTrainConfig(std::move(text), path);
+}
+
+Result<TrainConfig> ParseTrainConfig(std::string text, const std::string& path) {
   TrainConfig c;
-  K3_ASSIGN(c.text, ReadTextFile(path, std::size_t{1} << 20));
+  c.text = std::move(text);
   const toml::parse_result parsed = toml::parse(c.text);
   if (!parsed) {
     return Error{Code::kCorrupt,

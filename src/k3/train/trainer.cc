@@ -287,7 +287,8 @@ Result<StepReport> Trainer::Impl::Step(const std::atomic<bool>* stop) {
   const double took = Seconds() - start;
   step_s = step_s > 0 ? 0.9 * step_s + 0.1 * took : took;
   r.tokens_per_s = static_cast<double>(per_step) / took;
-  r.eta_s = step_s * static_cast<double>(config.steps - state.step);
+  r.steps_left = config.steps - state.step;
+  r.eta_s = step_s * static_cast<double>(r.steps_left);
   r.memory_bytes = ResidentBytes();
   return r;
 }

@@ -52,6 +52,8 @@ struct TrainConfig {
 /// Unknown keys, wrong kinds and impossible values are refused by name. Relative paths are taken
 /// from the folder of the file.
 Result<TrainConfig> ReadTrainConfig(const std::string& path);
+/// The same of a text that stands for the file `path`.
+Result<TrainConfig> ParseTrainConfig(std::string text, const std::string& path);
 
 /// One step, for logs and progress.
 struct StepReport {
@@ -61,6 +63,7 @@ struct StepReport {
   bool skipped = false;
   std::int64_t skipped_total = 0, tokens = 0;  // since the start of the run, with earlier parts
   double tokens_per_s = 0;
+  std::int64_t steps_left = 0;
   double eta_s = 0;                                // at the speed of the latest steps
   std::int64_t memory_bytes = 0;                   // resident
   double eval_loss = -1, eval_bits_per_byte = -1;  // negative: not measured at this step

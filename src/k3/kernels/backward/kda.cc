@@ -36,26 +36,36 @@ void ConvChannels(const ShortConvArgs<S>& a, std::size_t seq, std::int64_t c0, s
     if (j >= tail) return a.x.row(begin + j - tail) + c0;
     return history ? history + j * P + c0 : zero.data();
   };
-  std::vector<S> dx(static_cast<std::size_t>((tail + count) * n)), dw(static_cast<std::size_t>(k));
+  std::vector<S> dx(static_cast<std::size_t>((tail + count) * n));
   for (std::int64_t j = 0; dhistory && j < tail; ++j) {
     std::copy_n(dhistory + j * P + c0, n, dx.data() + (count + j) * n);
   }
-  std::vector<S> dws(static_cast<std::size_t>(k * n));
+  // Taps first, channels inside: both loops below then run along memory.
+  std::vector<S> w(static_cast<std::size_t>(k * n)), dws(w.size()), sums(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < k * n; ++i) w[static_cast<std::size_t>(i)] = a.w(c0 + i % n, i / n);
   for (std::int64_t t = 0; t < count; ++t) {
     const S* dy = a.dy.row(begin + t) + c0;
+    S* d = sums.data();
+    std::fill_n(d, n, S{0});
+    for (std::int64_t j = 0; j < k; ++j) {
+      const S *xj = x(t + j), *wj = w.data() + j * n;
+      for (std::int64_t c = 0; c < n; ++c) d[c] += wj[c] * xj[c];
+    }
     for (std::int64_t c = 0; c < n; ++c) {
-      S sum = 0;
-      const S* w = a.w.row(c0 + c);
-      for (std::int64_t j = 0; j < k; ++j) sum += w[j] * x(t + j)[c];
-      const S s = Sigmoid(sum), d = dy[c] * s * (S{1} + sum * (S{1} - s));
-      for (std::int64_t j = 0; j < k; ++j) {
-        dx[static_cast<std::size_t>((t + j) * n + c)] += d * w[j];
-        dws[static_cast<std::size_t>(c * k + j)] += d * x(t + j)[c];
+      const S s = Sigmoid(d[c]);
+      d[c] = dy[c] * s * (S{1} + d[c] * (S{1} - s));
+    }
+    for (std::int64_t j = 0; j < k; ++j) {
+      const S *xj = x(t + j), *wj = w.data() + j * n;
+      S *dxj = dx.data() + (t + j) * n, *dwj = dws.data() + j * n;
+      for (std::int64_t c = 0; c < n; ++c) {
+        dxj[c] += d[c] * wj[c];
+        dwj[c] += d[c] * xj[c];
       }
     }
   }
   for (std::int64_t i = 0; a.dw.data && i < n * k; ++i) {
-    a.dw(c0 + i / k, i % k) += dws[static_cast<std::size_t>(i)];
+    a.dw(c0 + i % n, i / n) += dws[static_cast<std::size_t>(i)];
   }
   for (std::int64_t j = 0; dhistory && j < tail; ++j) {
     std::copy_n(dx.data() + j * n, n, dhistory + j * P + c0);
