@@ -168,15 +168,22 @@ TEST(Inventory, NothingThereAndNonsense) {
   EXPECT_FALSE(TakeInventory(dir.path()).ok());
 }
 
-/// A file whose header holds only `tensor`, a scalar.
-void WriteScalar(const std::string& path, const std::string& tensor) {
-  const nlohmann::json entry{
-      {"dtype", "F32"}, {"shape", nlohmann::json::array()}, {"data_offsets", {0, 4}}};
-  const std::string text = nlohmann::json{{tensor, entry}}.dump();
+/// A file with f32 tensors of these names, one after the other, all of one shape.
+void WriteTensors(const std::string& path, const std::vector<std::string>& names,
+                  const std::vector<std::int64_t>& shape) {
+  std::int64_t size = 4;
+  for (const std::int64_t d : shape) size *= d;
+  nlohmann::json header;
+  std::int64_t at = 0;
+  for (const std::string& name : names) {
+    header[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {at, at + size}}};
+    at += size;
+  }
+  const std::string text = header.dump();
   std::string bytes(8, '\0');
   bytes[0] = static_cast<char>(text.size() & 0xff);
   bytes[1] = static_cast<char>(text.size() >> 8);
-  testing::WriteBytes(path, bytes + text + std::string(4, '\0'));
+  testing::WriteBytes(path, bytes + text + std::string(static_cast<std::size_t>(at), '\0'));
 }
 
 // Names of other parts may end like those of the text model; their shapes may be unknown.
@@ -217,7 +224,7 @@ TEST(Inventory, ScalarsWhereMatricesBelongGiveNoFindings) {
     const nlohmann::json config = testing::GoldenConfig(std::string("variants/") + c.variant);
     testing::WriteBytes(dir / "config.json", config.dump());
     const std::string prefix = config.contains("text_config") ? "language_model." : "";
-    WriteScalar(dir / "model.safetensors", prefix + "model." + c.tensor);
+    WriteTensors(dir / "model.safetensors", {prefix + "model." + c.tensor}, {});
     const Inventory i = Take(dir.path());
     const std::string suffix = std::string(c.tensor).substr(std::string("layers.0.").size());
     ASSERT_NE(i.Find(suffix), nullptr) << c.tensor;
@@ -228,6 +235,42 @@ TEST(Inventory, ScalarsWhereMatricesBelongGiveNoFindings) {
     EXPECT_THAT(Text(i, c.topic), Not(HasSubstr("width"))) << c.tensor;
     EXPECT_THAT(Text(i, c.topic), Not(HasSubstr("gate"))) << c.tensor;
   }
+}
+
+TEST(Inventory, ExpertsInOnePieceAndInPieces) {
+  const std::string base = "language_model.model.layers.2.block_sparse_moe.experts.";
+  const std::vector<std::string> together{base + "0.w1.weight", base + "0.w2.weight",
+                                          base + "0.w3.weight", base + "1.w1.weight",
+                                          base + "1.w2.weight", base + "1.w3.weight"};
+  std::vector<std::string> mixed = together;
+  std::swap(mixed[2], mixed[3]);
+  for (const auto& [names, whole] : {std::pair(together, 2), std::pair(mixed, 0)}) {
+    testing::TempDir dir;
+    testing::WriteBytes(dir / "config.json", testing::GoldenConfig("variants/released").dump());
+    WriteTensors(dir / "model.safetensors", names, {16, 16});
+    const Inventory i = Take(dir.path());
+    EXPECT_EQ(i.experts, 2);
+    EXPECT_EQ(i.contiguous_experts, whole);
+    EXPECT_EQ(i.bytes_per_expert, 3 * 16 * 16 * 4);
+  }
+}
+
+TEST(Inventory, DecayOfTooFewHeadsIsAProblem) {
+  testing::TempDir dir;
+  testing::WriteBytes(dir / "config.json", testing::GoldenConfig("variants/released").dump());
+  WriteTensors(dir / "model.safetensors", {"language_model.model.layers.0.self_attn.A_log"}, {1});
+  EXPECT_THAT(Take(dir.path()).problems, Contains(HasSubstr("A_log: wrong shape: found [1]")));
+}
+
+// The same keys in text_config and in a flat config mean the same.
+TEST(Inventory, DiffOfANestedAndAFlatConfigIsTheNesting) {
+  testing::TempDir nested, flat;
+  const nlohmann::json config = testing::GoldenConfig("variants/released");
+  testing::WriteBytes(nested / "config.json", config.dump());
+  testing::WriteBytes(flat / "config.json", config["text_config"].dump());
+  const auto lines = DiffInventories(Take(nested.path()), Take(flat.path()));
+  EXPECT_THAT(lines, Contains(HasSubstr("layout")));
+  EXPECT_THAT(lines, Not(Contains(HasSubstr("hidden_size"))));
 }
 
 TEST(Inventory, DiffNamesWhatDiffersAndNothingElse) {

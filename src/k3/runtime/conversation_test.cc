@@ -170,6 +170,21 @@ TEST(Conversation, RetryGoesOnInTheRandomStream) {
   EXPECT_NE(heard.content.find("ABCD"), std::string::npos);
 }
 
+TEST(Conversation, UndoGoesOnInTheRandomStream) {
+  const Tokenizer t = ChatTokenizer();
+  Counter model;
+  auto options = Greedy(true);
+  options.generate.sampling.temperature = 1;
+  auto c = Conversation::Create(model, t, options);
+  Heard heard;
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(c->Send("q", heard.Events()).ok());
+    ASSERT_TRUE(c->Undo());
+  }
+  EXPECT_NE(heard.content.find("abcd"), std::string::npos);
+  EXPECT_NE(heard.content.find("ABCD"), std::string::npos);
+}
+
 TEST(Conversation, SystemTextAndLoadKeepWhatWasSaid) {
   const Tokenizer t = ChatTokenizer();
   Counter model;
