@@ -200,8 +200,7 @@ __device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint
     WgmmaCommit();
   }
   WgmmaWait<0>();
-  __syncwarp();
-  if (lane == 0) BarrierArrive(empty);
+  BarrierArriveWarp(empty, lane);
 }
 
 /// The whole chain of one job; stages hold kWidth values a token.
