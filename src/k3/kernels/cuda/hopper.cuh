@@ -105,16 +105,22 @@ __device__ __forceinline__ void BarrierInit(uint32_t barrier, int arrivals) {
 __device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// K3_KDA_SERIAL is a build for compute-sanitizer: every wgmma is waited for at once, and two kinds
-// of handover that racecheck does not follow take a plainer form (docs/kda-on-hopper.md).
+// Two builds for compute-sanitizer (docs/kda-on-hopper.md). K3_KDA_SERIAL waits for every wgmma at
+// once, for memcheck; K3_KDA_PLAIN_BARRIERS gives two kinds of handover that racecheck does not
+// follow a plainer form.
 #ifdef K3_KDA_SERIAL
 constexpr bool kSerial = true;
 #else
 constexpr bool kSerial = false;
 #endif
+#ifdef K3_KDA_PLAIN_BARRIERS
+constexpr bool kPlainBarriers = true;
+#else
+constexpr bool kPlainBarriers = false;
+#endif
 
 /// A whole warp arrives: its first lane does, for all of them.
-constexpr int kWarpArrivals = kSerial ? 32 : 1;
+constexpr int kWarpArrivals = kPlainBarriers ? 32 : 1;
 __device__ __forceinline__ void BarrierArriveWarp(uint32_t barrier, int lane) {
   __syncwarp();
   if (lane < kWarpArrivals) BarrierArrive(barrier);

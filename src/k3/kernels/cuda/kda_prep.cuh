@@ -300,7 +300,8 @@ __device__ __forceinline__ void PrepSolveBelow(uint32_t smem, uint32_t stage, fl
                          PackBf16(d1[0] * b2, d1[1] * b3), PackBf16(d1[2] * b2, d1[3] * b3));
 }
 
-constexpr int kSolveThreads = kSerial ? 128 : 64;  // that meet between the parts of the inverse
+constexpr int kSolveThreads =
+    kPlainBarriers ? 128 : 64;  // that meet between the parts of the inverse
 
 /// L and A by wgmma over [Kc; Qc] (64 rows) and Ki, then M. Accumulator rows of warps 0 and 1 are
 /// L, of warps 2 and 3 A. `barrier`: named barrier of the warpgroup; barrier + 2 is for warps 0
@@ -330,7 +331,7 @@ __device__ __forceinline__ void PrepProducts(uint32_t smem, uint32_t stage, floa
                          c + 1 <= row ? acc[4 * j + 2 * r + 1] : 0.f));
       }
     }
-    if constexpr (kSerial) NamedBarrier(barrier + 2, kSolveThreads);
+    if constexpr (kPlainBarriers) NamedBarrier(barrier + 2, kSolveThreads);
     return;
   }
   float l[8];

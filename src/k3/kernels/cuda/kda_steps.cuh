@@ -22,8 +22,8 @@ struct Shape {
 
 /// Updates S by a token and calls emit(o) with the lane's four columns of S^T q; all lanes have
 /// their columns' sums.
-template <int kD, int kSplit, int kWarps, class Emit>
-__device__ __forceinline__ void Step(float4 v, const TokenTerms<kD>& terms, int parity,
+template <int kD, int kSplit, int kWarps, class Terms, class Emit>
+__device__ __forceinline__ void Step(float4 v, const Terms& terms, int parity,
                                      typename Shape<kD, kSplit, kWarps>::Shared& shared,
                                      float4 (&S)[Shape<kD, kSplit, kWarps>::kRows], Emit&& emit) {
   using Sh = Shape<kD, kSplit, kWarps>;
