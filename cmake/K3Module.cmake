@@ -3,7 +3,8 @@ set(K3_MODULES "" CACHE INTERNAL "")
 
 function(k3_module name)
   set(folder ${CMAKE_SOURCE_DIR}/src/k3/${name})
-  set(patterns ${folder}/*.cc ${folder}/ref/*.cc ${folder}/cpu/*.cc)
+  set(patterns ${folder}/*.cc ${folder}/ref/*.cc ${folder}/cpu/*.cc
+    ${folder}/backward/*.cc)
   if(NOT K3_CUDA)
     list(APPEND patterns ${folder}/cuda_stub/*.cc)
   endif()

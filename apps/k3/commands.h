@@ -19,6 +19,8 @@ void AddInspect(CLI::App& root, Action& action);
 void AddPlan(CLI::App& root, Action& action);
 void AddCheck(CLI::App& root, Action& action);
 void AddInfo(CLI::App& root, Action& action);
+void AddData(CLI::App& root, Action& action);
+void AddTrain(CLI::App& root, Action& action);
 
 /// Last lines of every help page.
 inline constexpr const char* kExitCodesHelp =

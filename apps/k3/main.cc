@@ -97,6 +97,8 @@ int Main(int argc, char** argv) {
   AddPlan(app, action);
   AddCheck(app, action);
   AddInfo(app, action);
+  AddData(app, action);
+  AddTrain(app, action);
   if (UnknownCommand(app, argc, argv)) return kExitUsage;
   try {
     app.parse(argc, argv);

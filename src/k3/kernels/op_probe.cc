@@ -199,6 +199,19 @@ void ProbeKda(Backend& ops, Bench& b, bool chunk) {
     ops.KdaRecurrent(a);
   }
 }
+void ProbeAddBias(Backend& ops, Bench& b) {
+  ops.AddBias({b.In(1, kT, kD), b.Vector(2, kD), b.Out(kT, kD)});
+}
+void ProbeCopyRows(Backend& ops, Bench& b) {
+  const std::int64_t rows[] = {3, 0, 3};
+  ops.CopyRows({b.In(1, kT, kD), rows, b.Out(3, kD)});
+}
+void ProbeStoreRows(Backend& ops, Bench& b) {
+  const Mat cache = b.Out(8, kD);  // two pages of four rows
+  float* const pages[] = {cache.row(0), cache.row(4)};
+  const StoreRun runs[] = {{1, 4, 2, pages}};
+  ops.StoreRows({b.In(1, kT, kD), 4, runs});
+}
 void ProbeKdaRecurrent(Backend& ops, Bench& b) { ProbeKda(ops, b, false); }
 void ProbeKdaChunk(Backend& ops, Bench& b) { ProbeKda(ops, b, true); }
 
