@@ -143,6 +143,7 @@ struct Report;
 int RunChecks(Report& report, bool small);
 int RunFusedDecodeChecks(Report& report, bool small);
 void RunBench(Report& report);
+void RunForwardBench(Report& report);
 void RunDecodeBench(Report& report);
 void RunProfile();  // each kernel of H96 1x8192 twice, for a profiler
 
