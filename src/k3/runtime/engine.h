@@ -87,6 +87,7 @@ struct EngineOptions {
 
   bool speculate = true;
   std::int64_t max_draft = 8;  // most tokens of a draft
+  bool adaptive_draft = true;  // draft only where it pays; else always the most (for tests)
 };
 
 /// Owns a thread that alone touches the model and every state.

@@ -26,7 +26,7 @@ class Histogram {
 
  private:
   std::span<const double> bounds_;
-  std::vector<std::uint64_t> counts_;
+  std::vector<std::uint64_t> counts_ = std::vector<std::uint64_t>(1);
   std::uint64_t total_ = 0;
   double sum_ = 0;
 };
