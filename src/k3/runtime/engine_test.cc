@@ -152,8 +152,6 @@ TEST(Engine, AFullQueueRefusesAndRecovers) {
   Latch latch(3);
   ASSERT_TRUE(engine->Submit(Text(10, 1).Make(64), Sink(latch)).ok());
   gate.AwaitPass();  // it runs, so the queue is empty
-  // What the running step has started is known once the step is over.
-  std::vector<Result<RequestId>> more;
   int refused = 0, accepted = 0;
   for (std::uint64_t i = 0; i < 4; ++i) {
     const auto id = engine->Submit(Text(10, i).Make(64), Sink(latch));
@@ -165,8 +163,8 @@ TEST(Engine, AFullQueueRefusesAndRecovers) {
     EXPECT_EQ(id.error().code, Code::kResource);
     EXPECT_EQ(id.message(), "2 requests are waiting, the queue holds 2");
   }
-  EXPECT_GE(refused, 2);
-  EXPECT_GE(accepted, 1);
+  EXPECT_EQ(refused, 2);
+  EXPECT_EQ(accepted, 2);
   gate.Open();
   engine->Drain(milliseconds(20000));
   const EngineStats s = engine->stats();
@@ -287,7 +285,7 @@ TEST(Engine, DrainWithoutTimeEndsEverythingOnce) {
       ASSERT_TRUE(engine->Submit(Text(20, i, 1000000).Make(64), sinks.back()).ok());
     }
     while (passes < 3) std::this_thread::yield();
-    if (passes % 2 == 0) engine->Drain(milliseconds(5));
+    engine->Drain(milliseconds(5));
   }
   ASSERT_TRUE(latch.Wait(milliseconds(0)));
   for (const auto& s : sinks) {
