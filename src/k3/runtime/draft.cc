@@ -59,6 +59,8 @@ std::size_t NgramDrafter::Draft(std::span<const TokenId> tokens, std::size_t mos
 
 void StepCost::Observe(double rows, double seconds) {
   constexpr double kDecay = 0.98;
+  // A step during which the machine did something else says little about rows.
+  if (n_ > 8) seconds = std::min(seconds, 2 * Seconds(rows));
   for (double* sum : {&n_, &x_, &xx_, &y_, &xy_}) *sum *= kDecay;
   n_ += 1, x_ += rows, xx_ += rows * rows, y_ += seconds, xy_ += rows * seconds;
 }
@@ -93,9 +95,10 @@ std::int64_t DraftPolicy::Length(const StepCost& cost, std::int64_t rows, std::i
     if (gain > best_gain) best_gain = gain, best = k;
   }
   if (best > 0 || cost.Seconds(1) == 0) return best > 0 ? best : std::min<std::int64_t>(most, 2);
-  // Not worth it. Wait, then weigh it anew with the hopes of the start.
+  // Not worth it. Wait, then weigh it anew with the hopes of the start; longer each time that it
+  // was the drafts' fault and not the machine's.
   pause_ = next_pause_;
-  next_pause_ = std::min(2 * next_pause_, kLongestPause);
+  if (p < 0.6) next_pause_ = std::min(2 * next_pause_, kLongestPause);
   right_ = 2, wrong_ = 1;
   return 0;
 }

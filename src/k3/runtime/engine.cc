@@ -87,7 +87,9 @@ void Engine::Impl::Run() {
     std::unique_lock lock(mutex);
     if (!TakeOrders(lock)) break;
     try {
-      core->Step();
+      core->Schedule();
+      Publish();  // before the pass, so that places in the queue are free while it runs
+      core->Pass();
     } catch (const std::bad_alloc&) {
       core->EndAll(EngineFinish::kError, Error{Code::kResource, "out of memory in a step"});
     }

@@ -87,6 +87,12 @@ void EngineCore::Cancel(RequestId id) {
   Clean();
 }
 
+void EngineCore::Schedule() {
+  Sweep();
+  Admit();
+  GiveWay();
+}
+
 void EngineCore::Sweep() {
   const auto now = EngineClock::now();
   for (auto* list : {&waiting_, &active_}) {

@@ -71,8 +71,11 @@ class EngineCore {
 
   void Add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
   void Cancel(RequestId id);
-  /// Ends what has to end, starts what can start, then one forward pass.
-  void Step();
+  /// Ends what has to end, starts what can start.
+  void Schedule();
+  /// One forward pass over what runs.
+  void Pass();
+  void Step() { Schedule(), Pass(); }
   /// Ends everything.
   void EndAll(EngineFinish finish, const Status& status);
   void SpillCache() { cache_->SpillAll(); }

@@ -292,6 +292,74 @@ TEST(EngineCore, APromptThatManyShareIsReadOnce) {
   }
 }
 
+TEST(EngineCore, QuestionsOverOneLongTextReadItOnce) {
+  std::int64_t read[2];
+  for (const bool cache : {false, true}) {
+    HashModel model;
+    EngineOptions o;
+    o.prefix_cache = cache;
+    auto core = MakeCore(model, o);
+    std::vector<Plan> plans;
+    for (std::uint64_t i = 0; i < 32; ++i) {
+      plans.push_back(Text(2000, 1, 4));
+      const Plan question = Text(20, 100 + i);
+      plans[i].prompt.insert(plans[i].prompt.end(), question.prompt.begin(), question.prompt.end());
+    }
+    const auto all = RunOn(*core, plans, model.vocab());
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      EXPECT_EQ(all.sinks[i]->tokens, PlainTokens(model, plans[i]));
+    }
+    read[cache ? 1 : 0] = static_cast<std::int64_t>(all.stats.prefill_tokens);
+  }
+  EXPECT_GE(read[0], 16 * read[1]);
+}
+
+TEST(EngineCore, DraftsSavePassesWhereTheTextRepeats) {
+  std::uint64_t steps[2];
+  Plan plan = Text(200, 1, 200);
+  plan.prompt.clear();
+  for (int i = 0; i < 200; ++i) plan.prompt.push_back(i % 60);
+  for (const bool drafts : {false, true}) {
+    HashModel model;
+    model.repeats = 0.95;
+    EngineOptions o;
+    o.speculate = drafts;
+    o.adaptive_draft = false;
+    auto core = MakeCore(model, o);
+    const auto run = RunOn(*core, {plan}, model.vocab());
+    EXPECT_EQ(run.sinks[0]->tokens, PlainTokens(model, plan));
+    EXPECT_EQ(run.sinks[0]->result.accepted, static_cast<std::int64_t>(run.stats.accepted_tokens));
+    steps[drafts ? 1 : 0] = run.stats.steps;
+    plan.sampling.temperature = 0.5;
+  }
+  EXPECT_GE(steps[0], 2 * steps[1]);
+}
+
+TEST(EngineCore, RejectedAtEveryPlaceOfADraft) {
+  // Four sequences in one batch whose drafts fail at different places, over and over.
+  HashModel model;
+  model.repeats = 0.7;
+  for (std::int64_t most = 1; most <= 8; ++most) {
+    EngineOptions o;
+    o.adaptive_draft = false;
+    o.max_draft = most;
+    auto core = MakeCore(model, o);
+    std::vector<Plan> plans;
+    for (std::uint64_t i = 0; i < 4; ++i) {
+      plans.push_back(Text(60, i, 150));
+      plans[i].sampling.temperature = 0.6;
+      plans[i].sampling.seed = i;
+      plans[i].sampling.frequency_penalty = 0.1;
+    }
+    const auto all = RunOn(*core, plans, model.vocab());
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(all.sinks[i]->tokens, PlainTokens(model, plans[i])) << most;
+    }
+    EXPECT_GT(all.stats.rollbacks, 3u);
+    EXPECT_FALSE(model.rows_disagree);
+  }
+}
+
 TEST(EngineCore, WaitingForAPrefixEndsWhenItsReaderIsCancelled) {
   HashModel model;
   EngineOptions o;

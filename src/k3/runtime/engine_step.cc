@@ -17,10 +17,7 @@ double Seconds(EngineClock::duration d) { return std::chrono::duration<double>(d
 
 }  // namespace
 
-void EngineCore::Step() {
-  Sweep();
-  Admit();
-  GiveWay();
+void EngineCore::Pass() {
   SampleReady();
   Clean();
   if (active_.empty()) return;

@@ -16,7 +16,8 @@ std::int64_t ShareAmong(std::span<const PromptNeed> needs, std::vector<std::size
     const PromptNeed &x = needs[a], &y = needs[b];
     return x.last_step != y.last_step ? x.last_step < y.last_step : x.id < y.id;
   });
-  const auto served = std::max<std::int64_t>(1, left / grain);
+  // A rest smaller than a cell of the grid is of no use in fast mode.
+  const auto served = std::max<std::int64_t>(grain < kFastGrid ? 1 : 0, left / grain);
   if (static_cast<std::int64_t>(group.size()) > served) {
     group.resize(static_cast<std::size_t>(served));
   }
@@ -28,9 +29,8 @@ std::int64_t ShareAmong(std::span<const PromptNeed> needs, std::vector<std::size
   for (const std::size_t i : group) {
     std::int64_t part = std::min(needs[i].remaining, left / others--);
     if (part < needs[i].remaining) part = std::max(grain, part / grain * grain);
-    share[i] = std::min({part, needs[i].remaining, std::max(left, grain)});
-    left = std::max<std::int64_t>(0, left - share[i]);
-    if (left == 0) break;
+    share[i] = std::min({part, needs[i].remaining, left});
+    left -= share[i];
   }
   return left;
 }
