@@ -64,14 +64,15 @@ class HashModel final : public TokenModel {
     tokens_read += tokens;
     rows.push_back(tokens);
     if (on_forward) on_forward();
-    if (poisoned) return Error{Code::kNumeric, "poisoned"};
+    if (poisoned && !tolerant) return Error{Code::kNumeric, "poisoned"};
     return {};
   }
 
   ModelConfig config;
   std::uint64_t print = 1;
   MathMode mode = MathMode::kExact;
-  double repeats = 0.9;  // how often the next token is the obvious one
+  bool tolerant = false;  // of the poison
+  double repeats = 0.9;   // how often the next token is the obvious one
   std::function<void()> on_forward;
   std::vector<std::int64_t> batches, rows;  // sequences and tokens of each pass
   std::int64_t tokens_read = 0;
@@ -281,11 +282,12 @@ struct Outcome {
   EngineStats stats;
 };
 
-inline std::unique_ptr<EngineCore> MakeCore(TokenModel& model, const EngineOptions& options) {
+inline std::unique_ptr<EngineCore> MakeCore(TokenModel& model, const EngineOptions& options,
+                                            TokenModel* draft = nullptr) {
   CacheOptions cache{options.cache_bytes, options.spill_dir, options.spill_bytes};
   auto made = PrefixCache::Create(model, cache);
   EXPECT_TRUE(made.ok()) << made.message();
-  return std::make_unique<EngineCore>(model, options, std::move(*made));
+  return std::make_unique<EngineCore>(model, options, std::move(*made), draft);
 }
 
 /// Runs the plans on a core until everything is done: all at once, or one more every `stagger`

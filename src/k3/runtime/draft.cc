@@ -75,7 +75,8 @@ double StepCost::per_row() const {
 
 double StepCost::fixed() const { return n_ == 0 ? 0 : std::max(0.0, (y_ - per_row() * x_) / n_); }
 
-std::int64_t DraftPolicy::Length(const StepCost& cost, std::int64_t rows, std::int64_t most) {
+std::int64_t DraftPolicy::Length(const StepCost& cost, std::int64_t rows, std::int64_t most,
+                                 double seconds) {
   if (!adaptive_) return most;
   if (pause_ > 0) {
     --pause_;
@@ -91,7 +92,8 @@ std::int64_t DraftPolicy::Length(const StepCost& cost, std::int64_t rows, std::i
     power *= p;
     expected += power;
     const double again = expected * (1 - power);
-    const double gain = expected * token - cost.per_row() * (static_cast<double>(k) + again);
+    const double drafted = static_cast<double>(k);
+    const double gain = expected * token - cost.per_row() * (drafted + again) - seconds * drafted;
     if (gain > best_gain) best_gain = gain, best = k;
   }
   if (best > 0 || cost.Seconds(1) == 0) return best > 0 ? best : std::min<std::int64_t>(most, 2);

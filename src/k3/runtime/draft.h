@@ -46,7 +46,9 @@ class DraftPolicy {
   explicit DraftPolicy(bool adaptive = true) : adaptive_(adaptive) {}
 
   /// For a step that has `rows` rows without drafts, one of them this sequence's. At most `most`.
-  std::int64_t Length(const StepCost& cost, std::int64_t rows, std::int64_t most);
+  /// `seconds` is what making one token of a draft costs.
+  std::int64_t Length(const StepCost& cost, std::int64_t rows, std::int64_t most,
+                      double seconds = 0);
   void Report(std::int64_t drafted, std::int64_t accepted);
 
  private:

@@ -107,8 +107,14 @@ Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Engine::~Engine() { Drain(std::chrono::milliseconds(0)); }
 
-Result<std::unique_ptr<Engine>> Engine::Create(TokenModel& model, const EngineOptions& options) {
+Result<std::unique_ptr<Engine>> Engine::Create(TokenModel& model, const EngineOptions& options,
+                                               TokenModel* draft) {
   K3_TRY(CheckOptions(options));
+  if (draft != nullptr && draft->vocab() != model.vocab()) {
+    return Error{Code::kInvalidArgument,
+                 fmt::format("the draft model's vocabulary has {} tokens, the model's {}",
+                             draft->vocab(), model.vocab())};
+  }
   CacheOptions cache_options;
   cache_options.bytes = options.cache_bytes;
   if (options.prefix_cache) {
@@ -116,7 +122,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(TokenModel& model, const EngineOp
     cache_options.spill_bytes = options.spill_bytes;
   }
   K3_ASSIGN(auto cache, PrefixCache::Create(model, std::move(cache_options)));
-  auto core = std::make_unique<EngineCore>(model, options, std::move(cache));
+  auto core = std::make_unique<EngineCore>(model, options, std::move(cache), draft);
   if (core->capacity(1) < 1) {
     return Error{Code::kInvalidArgument,
                  fmt::format("state_bytes: found {}, which is not enough for one sequence",

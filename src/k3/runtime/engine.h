@@ -106,8 +106,11 @@ struct EngineOptions {
 /// that one too (in a sink).
 class Engine {
  public:
-  /// `model` outlives the engine and is used by nobody else. Refuses options that make no sense.
-  static Result<std::unique_ptr<Engine>> Create(TokenModel& model, const EngineOptions& options);
+  /// `model` outlives the engine and is used by nobody else; so does `draft`, a smaller model that
+  /// drafts where the text itself gives nothing. Refuses options that make no sense and a draft
+  /// model of another vocabulary.
+  static Result<std::unique_ptr<Engine>> Create(TokenModel& model, const EngineOptions& options,
+                                                TokenModel* draft = nullptr);
   /// As Drain with no time.
   ~Engine();
   Engine(const Engine&) = delete;

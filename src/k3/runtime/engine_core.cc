@@ -22,15 +22,21 @@ EngineRequest& EngineRequest::operator=(EngineRequest&&) noexcept = default;
 EngineRequest::~EngineRequest() = default;
 
 EngineCore::EngineCore(TokenModel& model, const EngineOptions& options,
-                       std::unique_ptr<PrefixCache> cache)
+                       std::unique_ptr<PrefixCache> cache, TokenModel* draft)
     : model_(model),
       options_(options),
       math_(model.math()),
       size_(StateSize::Of(model.NewState())),
+      plan_(size_),
       context_(options.context > 0 ? std::min(options.context, model.max_positions())
                                    : model.max_positions()),
       cache_(std::move(cache)) {
   allowed_.resize(static_cast<std::size_t>((model.vocab() + 63) / 64));
+  if (draft == nullptr || !options.speculate) return;
+  drafter_.emplace(*draft);
+  const StateSize reading = StateSize::Of(draft->NewState());
+  plan_.fixed += reading.fixed + reading.Copy();
+  plan_.row += reading.row;
 }
 
 Status EngineCore::Check(const EngineRequest& r) const {
@@ -52,11 +58,11 @@ Status EngineCore::Check(const EngineRequest& r) const {
   }
   K3_TRY(r.sampling.Validate(model_.vocab()));
   const std::int64_t most = n + std::min(r.max_tokens, context_ - n);
-  if (size_.At(most) > options_.state_bytes) {
+  if (plan_.At(most) > options_.state_bytes) {
     return Error{Code::kInvalidArgument,
                  fmt::format("the state of {} tokens ({} of the prompt) takes {} bytes, there are "
                              "{} for all requests",
-                             most, n, size_.At(most), options_.state_bytes)};
+                             most, n, plan_.At(most), options_.state_bytes)};
   }
   return {};
 }
@@ -69,7 +75,7 @@ std::unique_ptr<Sequence> EngineCore::NewSequence(EngineRequest request,
   s->tokens = std::move(request.prompt);
   s->prompt = s->length();
   s->limit = s->prompt + std::min(request.max_tokens, context_ - s->prompt);
-  s->policy = DraftPolicy(options_.adaptive_draft);
+  s->policy = s->model_policy = DraftPolicy(options_.adaptive_draft);
   s->snapshots = SnapshotPlan(s->prompt, request.snapshot_at, math_);
   s->request = std::move(request);
   s->sink = std::move(sink);
@@ -112,7 +118,7 @@ void EngineCore::Clean() {
 }
 
 std::int64_t EngineCore::Planned(const Sequence& s) const {
-  return size_.At(std::min(s.limit, s.length() + options_.reserve_tokens));
+  return plan_.At(std::min(s.limit, s.length() + options_.reserve_tokens));
 }
 
 std::int64_t EngineCore::PlannedSum() const {
@@ -284,6 +290,7 @@ void EngineCore::CountLookup(const Sequence& s, const CacheMatch& match) {
 void EngineCore::Preempt(Sequence& s) {
   ++s.result.preemptions;
   ++stats_.preemptions;
+  s.reading = {};  // read again when it goes on
   const std::int64_t bytes = s.state.bytes();
   if (parked_bytes_ + bytes <= options_.cache_bytes / 2) {
     s.parked = bytes;
@@ -330,6 +337,7 @@ void EngineCore::Finish(Sequence& s, EngineFinish finish, Status status) {
   const bool whole = finish == EngineFinish::kStop || finish == EngineFinish::kLength;
   if (whole && s.has_state && s.state.position() > s.prompt) Keep(s, {});
   ReleaseParked(s);
+  s.reading = {};
   s.state = ModelState();
   s.has_state = false;
   ++stats_.finished[static_cast<std::size_t>(finish)];
@@ -362,7 +370,7 @@ std::int64_t EngineCore::queued() const {
 }
 
 std::int64_t EngineCore::capacity(std::int64_t tokens) const {
-  const std::int64_t each = size_.At(std::clamp<std::int64_t>(tokens, 1, context_));
+  const std::int64_t each = plan_.At(std::clamp<std::int64_t>(tokens, 1, context_));
   return each == 0 ? options_.max_running
                    : std::min(options_.max_running, options_.state_bytes / each);
 }
@@ -372,7 +380,9 @@ const EngineStats& EngineCore::stats() {
   stats_.waiting = queued();
   stats_.preempted = static_cast<std::int64_t>(waiting_.size()) - stats_.waiting;
   stats_.state_bytes = 0;
-  for (const auto& s : active_) stats_.state_bytes += s->state.bytes();
+  for (const auto& s : active_) {
+    stats_.state_bytes += s->state.bytes() + s->reading.state.bytes();
+  }
   stats_.state_planned = PlannedSum();
   stats_.state_limit = options_.state_bytes;
   stats_.parked_bytes = parked_bytes_;

@@ -11,6 +11,7 @@
 
 #include "k3/grammar/token_constraint.h"
 #include "k3/runtime/draft.h"
+#include "k3/runtime/draft_model.h"
 #include "k3/runtime/engine.h"
 #include "k3/runtime/prefix_cache.h"
 #include "k3/runtime/scheduler.h"
@@ -45,7 +46,10 @@ struct Sequence {
 
   NgramDrafter drafter;
   DraftPolicy policy;
+  DraftReading reading;  // by the draft model
+  DraftPolicy model_policy;
   std::vector<TokenId> draft;
+  bool by_model = false;               // who made the draft
   std::optional<EngineFinish> ending;  // decided in this step
 
   EngineClock::time_point submitted, began, first_token, last_token;
@@ -61,7 +65,8 @@ struct Sequence {
 
 class EngineCore {
  public:
-  EngineCore(TokenModel& model, const EngineOptions& options, std::unique_ptr<PrefixCache> cache);
+  EngineCore(TokenModel& model, const EngineOptions& options, std::unique_ptr<PrefixCache> cache,
+             TokenModel* draft = nullptr);
 
   /// Checks everything that can be known of a request before it runs.
   Status Check(const EngineRequest& request) const;
@@ -126,7 +131,11 @@ class EngineCore {
   void AddPrompts(std::vector<Item>& items);
   Item PromptPiece(Sequence& s, std::int64_t share) const;
   Item DecodePiece(Sequence& s) const;
-  void MakeDraft(Sequence& s, std::int64_t rows, std::int64_t& room);
+  void MakeDrafts();
+  std::int64_t DraftLimit(const Sequence& s) const;
+  bool DraftFromText(Sequence& s, std::int64_t rows);
+  void DraftByModel(const std::vector<Sequence*>& sequences, std::int64_t rows);
+  void TrimDraft(Sequence& s) const;
   Status Forward(std::vector<Item>& items);
   void Failed(std::vector<Item>& items, const Status& status);
   void AfterPrompt(Item& item);
@@ -139,7 +148,8 @@ class EngineCore {
   TokenModel& model_;
   const EngineOptions options_;
   const MathMode math_;
-  const StateSize size_;
+  const StateSize size_;  // of a state of the model
+  StateSize plan_;        // of all that a sequence takes, the draft model's part included
   const std::int64_t context_;
   std::unique_ptr<PrefixCache> cache_;
   std::vector<std::unique_ptr<Sequence>> waiting_;  // not started, or preempted
@@ -147,6 +157,8 @@ class EngineCore {
   std::int64_t parked_bytes_ = 0;
   std::uint64_t step_ = 0;
   StepCost cost_;
+  std::optional<ModelDrafter> drafter_;
+  double draft_seconds_ = 0;  // a token and sequence, lately
   std::vector<float> logits_;
   std::vector<std::uint64_t> allowed_;
   EngineStats stats_;

@@ -360,6 +360,28 @@ TEST(EngineCore, RejectedAtEveryPlaceOfADraft) {
   }
 }
 
+TEST(EngineCore, ADraftModelThatFailsIsLeftAlone) {
+  HashModel model, draft;
+  Plan plan = Text(40, 1, 60);
+  plan.sampling.temperature = 1;
+  for (const bool bad : {false, true}) {
+    int passes = 0;
+    draft.on_forward = [&] { ++passes; };
+    plan.prompt[3] = bad ? HashModel::kPoison : 7;
+    plan.sampling.logit_bias[HashModel::kPoison] = -100;
+    HashModel blind;  // does not mind the poison
+    blind.tolerant = true;
+    auto core = MakeCore(blind, EngineOptions(), &draft);
+    const auto run = RunOn(*core, {plan}, model.vocab());
+    EXPECT_EQ(run.sinks[0]->tokens, PlainTokens(blind, plan));
+    EXPECT_EQ(passes == 1, bad);
+  }
+  HashModel small(50);  // no room for the text: no drafts, no harm
+  auto core = MakeCore(model, EngineOptions(), &small);
+  plan.prompt[3] = 7;
+  EXPECT_EQ(RunOn(*core, {plan}, 64).sinks[0]->tokens, PlainTokens(model, plan));
+}
+
 TEST(EngineCore, WaitingForAPrefixEndsWhenItsReaderIsCancelled) {
   HashModel model;
   EngineOptions o;

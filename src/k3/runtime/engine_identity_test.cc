@@ -53,6 +53,7 @@ class EngineIdentity : public ::testing::TestWithParam<Case> {
     loaded_ = std::move(*loaded);
     exec_ = std::make_unique<Exec>(2, GetParam().math);
     model_ = std::make_unique<ModelRunner>(*loaded_, *exec_);
+    second_ = std::make_unique<ModelRunner>(*loaded_, *exec_);
   }
   void TearDown() override {
     if (hash_ != nullptr) {
@@ -101,7 +102,7 @@ class EngineIdentity : public ::testing::TestWithParam<Case> {
 
   std::unique_ptr<Model> loaded_;
   std::unique_ptr<Exec> exec_;
-  std::unique_ptr<TokenModel> model_;
+  std::unique_ptr<TokenModel> model_, second_;
   HashModel* hash_ = nullptr;
   std::vector<Plan> plans_;
   std::vector<std::vector<TokenId>> want_;
@@ -137,6 +138,20 @@ TEST_P(EngineIdentity, ColdWarmBatchedPreemptedDraftedAndSpilled) {
   const Outcome dropped = RunOn(*poor, plans_, model_->vocab(), 3);
   Expect(dropped, "preempted, states dropped");
   EXPECT_GE(dropped.stats.preemptions_dropped, 10u);
+
+  // A draft model that is often right: the model itself, or one that differs now and then.
+  HashModel similar;
+  similar.repeats = 1;
+  TokenModel* draft = hash_ != nullptr ? static_cast<TokenModel*>(&similar) : second_.get();
+  auto guessed = MakeCore(*model_, Options(), draft);
+  const Outcome by_model = RunOn(*guessed, plans_, model_->vocab());
+  Expect(by_model, "drafted by a model");
+  EXPECT_GT(by_model.stats.accepted_tokens, batched->stats().accepted_tokens);
+  EXPECT_GT(by_model.stats.accepted_tokens, 40u);
+  tight.max_running = 3;
+  auto both = MakeCore(*model_, tight, draft);
+  Expect(RunOn(*both, plans_, model_->vocab(), 3), "drafted by a model and preempted");
+  EXPECT_FALSE(similar.rows_disagree);
 
   const testing::TempDir dir;
   EngineOptions spilling = Options();

@@ -74,16 +74,13 @@ EngineCore::Item EngineCore::DecodePiece(Sequence& s) const {
 }
 
 void EngineCore::AddDecodes(std::vector<Item>& items) {
-  std::int64_t rows = 0;
-  for (const auto& s : active_) {
-    if (s->phase == EnginePhase::kDecode) rows += s->pending();
-  }
+  MakeDrafts();
   std::int64_t room = options_.state_bytes - PlannedSum();
   for (const auto& s : active_) {
     if (s->phase != EnginePhase::kDecode) continue;
-    MakeDraft(*s, rows, room);
     Item item = DecodePiece(*s);
-    if (!s->draft.empty()) {
+    if (!s->draft.empty() && room >= size_.Copy()) {
+      room -= size_.Copy();
       item.run.insert(item.run.end(), s->draft.begin(), s->draft.end());
       item.drafted = static_cast<std::int64_t>(s->draft.size());
       item.rows = LogitRows::kAll;
@@ -91,24 +88,6 @@ void EngineCore::AddDecodes(std::vector<Item>& items) {
     }
     items.push_back(std::move(item));
   }
-}
-
-void EngineCore::MakeDraft(Sequence& s, std::int64_t rows, std::int64_t& room) {
-  s.draft.clear();
-  if (!options_.speculate || !s.request.speculate) return;
-  std::int64_t most = std::min(options_.max_draft, s.limit - s.length() - 1);
-  if (math_ == MathMode::kFast) most = std::min(most, kLongestSingleRun - s.pending());
-  if (most <= 0 || size_.Copy() > room) return;
-  if (s.drafter.Draft(s.tokens, static_cast<std::size_t>(most), s.draft) == 0) return;
-  std::int64_t length = std::min(most, s.policy.Length(cost_, rows, most));
-  if (s.request.constraint != nullptr && length > 0) {
-    const auto probe = s.request.constraint->Clone();
-    std::int64_t allowed = 0;
-    while (allowed < length && probe->Accept(s.draft[static_cast<std::size_t>(allowed)])) ++allowed;
-    length = allowed;
-  }
-  s.draft.resize(static_cast<std::size_t>(length));
-  if (length > 0) room -= size_.Copy();
 }
 
 void EngineCore::AddPrompts(std::vector<Item>& items) {
@@ -268,7 +247,7 @@ void EngineCore::AfterDecode(Item& item) {
     stats_.drafted_tokens += static_cast<std::uint64_t>(item.drafted);
     stats_.accepted_tokens += static_cast<std::uint64_t>(accepted);
     stats_.accepted_length.Observe(static_cast<double>(accepted + 1));
-    s.policy.Report(item.drafted, accepted);
+    (s.by_model ? s.model_policy : s.policy).Report(item.drafted, accepted);
     if (accepted < item.drafted) {
       // What was accepted is pending again and goes into the next pass with the token after it.
       s.state = std::move(*item.backup);

@@ -192,6 +192,17 @@ TEST(Engine, RefusesAtOnceWhatCanNeverRun) {
   EXPECT_EQ(engine->capacity(64), 1);
   EXPECT_EQ(engine->capacity(1), 1);
 
+  class OtherVocabulary final : public TokenModel {
+   public:
+    std::int64_t vocab() const override { return 7; }
+    std::int64_t max_positions() const override { return 9; }
+    std::uint64_t fingerprint() const override { return 1; }
+    MathMode math() const override { return MathMode::kExact; }
+    ModelState NewState() const override { return {}; }
+    Status Forward(std::span<const SequenceInput>, std::vector<float>&) override { return {}; }
+  } other;
+  EXPECT_EQ(Engine::Create(model, {}, &other).message(),
+            "the draft model's vocabulary has 7 tokens, the model's 64");
   for (const auto& change : std::vector<std::function<void(EngineOptions&)>>{
            [](EngineOptions& e) { e.max_running = 0; }, [](EngineOptions& e) { e.context = -1; },
            [](EngineOptions& e) { e.state_bytes = 1; },
