@@ -1,7 +1,6 @@
 #include "k3/grammar/automaton.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <utility>
 
@@ -25,6 +24,8 @@ Automaton::Automaton(std::shared_ptr<const Grammar> grammar,
     : grammar_(std::move(grammar)), vocabulary_(std::move(vocabulary)) {
   seen_.resize(grammar_->n_states());
   seen_epoch_.resize(grammar_->n_states());
+  path_.resize(vocabulary_->longest() + 1, kDead);
+  for (Symbol c = 0; c < 256; ++c) class_of_byte_[Index(c)] = grammar_->ClassOf(c);
   InternPlace(false);  // kDead
   const Rule& root = grammar_->rule(grammar_->root());
   std::vector<Return> none;
@@ -88,7 +89,7 @@ void Automaton::Follow(const Item& item, bool fresh) {
 /// A rule with this frame has ended.
 void Automaton::End(FrameId frame) {
   const Frame f = frames_[Index(frame)];
-  if (frame == 0) ended_ = true;
+  if (f.count == 0) ended_ = true;  // nobody called it
   for (std::int32_t i = f.first; i < f.first + f.count; ++i) {
     const Return r = returns_[Index(i)];
     if (r.repeat < 0) {
@@ -248,8 +249,8 @@ bool Automaton::MayGoOn(Place place) {
 void Automaton::Mask(Place place, std::span<std::uint64_t> mask) {
   const std::lock_guard lock(mutex_);
   if (places_[Index(place)].mask < 0) {
-    const std::int32_t id = ComputeMask(place);
-    places_[Index(place)].mask = id;
+    masks_.push_back(ComputeMask(place));
+    places_[Index(place)].mask = Int(masks_.size() - 1);
   }
   const auto& found = masks_[Index(places_[Index(place)].mask)];
   const std::size_t n = std::min(mask.size(), found.size());
@@ -257,35 +258,123 @@ void Automaton::Mask(Place place, std::span<std::uint64_t> mask) {
   std::fill(mask.begin() + static_cast<std::ptrdiff_t>(n), mask.end(), 0u);
 }
 
-std::int32_t Automaton::ComputeMask(Place place) {
-  std::vector<std::uint64_t> mask(vocabulary_->mask_words());
-  const auto nodes = vocabulary_->nodes();
-  std::vector<Place> path(vocabulary_->longest() + 1, kDead);
-  path[0] = place;
-  std::array<std::int32_t, 256> class_of{};
-  for (Symbol s = 0; s < 256; ++s) class_of[Index(s)] = grammar_->ClassOf(s);
-  std::size_t work = 0;
-  for (std::uint32_t i = 0; i < nodes.size();) {
+/// Walks the nodes [begin, end) of a part of the vocabulary from `from`. With `ends`, `from` is a
+/// local place: a token belongs into the mask when it stays in the rule, and `ends` gets the nodes
+/// at which the rule ends. Without, every token that can follow belongs into the mask.
+void Automaton::WalkTokens(Place from, std::span<const VocabularyTrie::Node> nodes,
+                           std::uint32_t begin, std::uint32_t end, std::size_t& work,
+                           std::vector<std::uint64_t>& mask, std::vector<std::uint32_t>* ends) {
+  if (begin == end) return;
+  path_[nodes[begin].depth] = from;
+  for (std::uint32_t i = begin; i < end;) {
     const VocabularyTrie::Node& node = nodes[i];
     const bool skip = work > kMaxMaskWork && node.depth > 0;
-    const Place next = skip ? kDead : StepLocked(path[node.depth], class_of[node.byte]);
+    const Place next = skip ? kDead : StepLocked(path_[node.depth], class_of_byte_[node.byte]);
     if (next == kDead) {
       i = node.end;
       continue;
     }
-    work += 1 + Index(places_[Index(next)].count);
+    const PlaceData& data = places_[Index(next)];
+    work += 1 + Index(data.count);
+    if (ends != nullptr && data.may_end) ends->push_back(i);
+    if (ends != nullptr && data.count == 0) {
+      i = node.end;
+      continue;
+    }
     if (node.token >= 0) mask[Index(node.token) / 64] |= std::uint64_t{1} << (node.token % 64);
-    path[node.depth + 1u] = next;
+    path_[node.depth + 1u] = next;
     ++i;
   }
-  masks_.push_back(std::move(mask));
-  return Int(masks_.size() - 1);
+}
+
+/// The item with an empty frame in place of the real one, `rest`. Of a repetition the count is
+/// kept, as far as a token can tell: else every character of a string would end its rule.
+Automaton::Place Automaton::LocalPlace(const Item& item, std::size_t longest, FrameId& rest) {
+  const Frame frame = frames_[Index(item.frame)];
+  std::vector<Return> returns;
+  rest = item.frame;
+  if (frame.count == 1 && returns_[Index(frame.first)].repeat >= 0) {
+    Return round = returns_[Index(frame.first)];
+    rest = round.parent;
+    const Repeat& repeat = grammar_->repeat(round.repeat);
+    const auto rounds = static_cast<std::int64_t>(longest);  // that a token can take at most
+    const std::int32_t enough = std::max(repeat.min, 1);
+    if (std::int64_t{repeat.min} - round.count > rounds) {
+      round.count = 1;
+    } else if (round.count > enough && std::int64_t{repeat.max} - round.count > rounds) {
+      round.count = enough;
+    }
+    std::vector<Return> none;
+    round.parent = InternFrame(none, frames_[Index(rest)].nesting);
+    returns.push_back(round);
+  }
+  result_.push_back({item.state, InternFrame(returns, frame.nesting)});
+  const Place place = InternPlace(false);
+  result_.clear();
+  return place;
+}
+
+const Automaton::Found& Automaton::FoundFrom(Place local, std::size_t part) {
+  const auto [it, fresh] = found_[part].try_emplace(local);
+  Found& found = it->second;
+  if (!fresh) return found;
+  found.mask.resize(vocabulary_->mask_words());
+  std::size_t work = 0;
+  const std::span<const VocabularyTrie::Node> nodes = vocabulary_->parts()[part].nodes;
+  WalkTokens(local, nodes, 0, static_cast<std::uint32_t>(nodes.size()), work, found.mask,
+             &found.ends);
+  found_ends_ += found.ends.size();
+  return found;
+}
+
+/// Where a text goes on when the rule with this frame has just ended.
+Automaton::Place Automaton::PlaceAfter(FrameId frame) {
+  ++epoch_;
+  ended_ = false;
+  End(frame);
+  Drain(false);
+  return Settle();
+}
+
+void Automaton::AddTokens(const Item& item, std::size_t part, std::size_t& work,
+                          std::vector<std::uint64_t>& mask) {
+  FrameId rest = 0;
+  const VocabularyTrie::Part& tokens = vocabulary_->parts()[part];
+  const Found& found = FoundFrom(LocalPlace(item, tokens.longest, rest), part);
+  for (std::size_t w = 0; w < mask.size(); ++w) mask[w] |= found.mask[w];
+  const Place after = found.ends.empty() ? kDead : PlaceAfter(rest);
+  if (after == kDead) return;
+  for (const std::uint32_t n : found.ends) {
+    const VocabularyTrie::Node& node = tokens.nodes[n];
+    if (node.token >= 0) mask[Index(node.token) / 64] |= std::uint64_t{1} << (node.token % 64);
+    WalkTokens(after, tokens.nodes, n + 1, node.end, work, mask, nullptr);
+  }
+}
+
+std::vector<std::uint64_t> Automaton::ComputeMask(Place place) {
+  constexpr std::int32_t kMaxItems = 16;  // with more, one walk for all is cheaper
+  std::vector<std::uint64_t> mask(vocabulary_->mask_words());
+  const PlaceData p = places_[Index(place)];
+  std::size_t work = 0;
+  for (std::size_t part = 0; part < 2; ++part) {
+    const auto& nodes = vocabulary_->parts()[part].nodes;
+    if (p.count > kMaxItems) {
+      WalkTokens(place, nodes, 0, static_cast<std::uint32_t>(nodes.size()), work, mask, nullptr);
+      continue;
+    }
+    for (std::int32_t i = p.first; i < p.first + p.count; ++i) {
+      const Item item = items_[Index(i)];
+      AddTokens(item, part, work, mask);
+    }
+  }
+  return mask;
 }
 
 std::size_t Automaton::BytesLocked() const {
   return places_.size() * (sizeof(PlaceData) + 32) + items_.size() * sizeof(Item) +
          steps_.size() * sizeof(Place) + frames_.size() * (sizeof(Frame) + 32) +
-         returns_.size() * sizeof(Return) + masks_.size() * vocabulary_->mask_words() * 8;
+         returns_.size() * sizeof(Return) + found_ends_ * sizeof(std::uint32_t) +
+         (masks_.size() + found_[0].size() + found_[1].size()) * vocabulary_->mask_words() * 8;
 }
 
 std::size_t Automaton::bytes() const {
@@ -332,8 +421,23 @@ bool Matcher::Go(Automaton::Place next) {
   return true;
 }
 
-void Matcher::Mask(std::span<std::uint64_t> mask) {
+/// What was remembered is shared by all texts of the grammar and may have grown too large.
+void Matcher::Refresh() {
   if (automaton_->bytes() > Automaton::kMaxBytes) automaton_ = automaton_->Fresh(place_);
+}
+
+bool Matcher::Accept(Symbol symbol) {
+  Refresh();
+  return Go(automaton_->Step(place_, symbol));
+}
+
+bool Matcher::Accept(std::string_view bytes) {
+  Refresh();
+  return Go(automaton_->Walk(place_, bytes));
+}
+
+void Matcher::Mask(std::span<std::uint64_t> mask) {
+  Refresh();
   automaton_->Mask(place_, mask);
 }
 

@@ -1,12 +1,15 @@
 // The automaton of a grammar: which symbols and tokens may come next, and where one of them leads.
 #pragma once
 
+#include <array>
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "k3/base/ids.h"
@@ -22,6 +25,11 @@ namespace k3::grammar {
 /// rule at one point of the text share a frame and the number of readings stays bounded by the size
 /// of the grammar. Places and frames are numbered, and steps and token masks of a place are kept;
 /// most texts visit few places.
+///
+/// The mask of a place is put together from its states: what can follow in a rule does not depend
+/// on who called it, so a walk through the vocabulary is made once per state and nesting, with an
+/// empty frame. Tokens that go on after the end of the rule are finished with the real frame; they
+/// are few.
 ///
 /// Safe from many threads (one lock). Everything is a function of the text alone: what is
 /// remembered changes the time only.
@@ -102,7 +110,21 @@ class Automaton {
   void EnterNextRule();
   Place InternPlace(bool may_end);
   FrameId InternFrame(std::vector<Return>& returns, std::int32_t nesting);
-  std::int32_t ComputeMask(Place place);
+
+  /// What a walk through the vocabulary finds: see WalkTokens.
+  struct Found {
+    std::vector<std::uint64_t> mask;
+    std::vector<std::uint32_t> ends;  // nodes at which the rule ends
+  };
+  std::vector<std::uint64_t> ComputeMask(Place place);
+  void WalkTokens(Place from, std::span<const VocabularyTrie::Node> nodes, std::uint32_t begin,
+                  std::uint32_t end, std::size_t& work, std::vector<std::uint64_t>& mask,
+                  std::vector<std::uint32_t>* ends);
+  const Found& FoundFrom(Place local, std::size_t part);
+  Place LocalPlace(const Item& item, std::size_t longest, FrameId& rest);
+  void AddTokens(const Item& item, std::size_t part, std::size_t& work,
+                 std::vector<std::uint64_t>& mask);
+  Place PlaceAfter(FrameId frame);
   std::size_t BytesLocked() const;
 
   std::shared_ptr<const Grammar> grammar_;
@@ -116,6 +138,10 @@ class Automaton {
   std::vector<Frame> frames_;
   std::vector<Return> returns_;
   std::vector<std::vector<std::uint64_t>> masks_;
+  std::array<std::unordered_map<Place, Found>, 2> found_;  // by part of the vocabulary, local place
+  std::size_t found_ends_ = 0;
+  std::array<std::int32_t, 256> class_of_byte_{};
+  std::vector<Place> path_;  // of WalkTokens, by depth
   std::unordered_multimap<std::uint64_t, Place> place_by_hash_;
   std::unordered_multimap<std::uint64_t, FrameId> frame_by_hash_;
 
@@ -140,8 +166,8 @@ class Matcher {
       : automaton_(std::move(automaton)), place_(automaton_->start()) {}
 
   /// false: it cannot follow, and nothing changed.
-  bool Accept(Symbol symbol) { return Go(automaton_->Step(place_, symbol)); }
-  bool Accept(std::string_view bytes) { return Go(automaton_->Walk(place_, bytes)); }
+  bool Accept(Symbol symbol);
+  bool Accept(std::string_view bytes);
   bool CanAccept(Symbol symbol) const {
     return automaton_->Step(place_, symbol) != Automaton::kDead;
   }
@@ -149,8 +175,10 @@ class Matcher {
   bool MayGoOn() const { return automaton_->MayGoOn(place_); }
   void Mask(std::span<std::uint64_t> mask);
   const VocabularyTrie& vocabulary() const { return automaton_->vocabulary(); }
+  std::size_t bytes() const { return automaton_->bytes(); }
 
  private:
+  void Refresh();
   bool Go(Automaton::Place next);
 
   std::shared_ptr<Automaton> automaton_;

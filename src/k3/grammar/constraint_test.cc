@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "k3/base/rng.h"
@@ -114,6 +115,10 @@ const char* const kSchemas[] = {
     R"({"type":"object","properties":{"a":{"type":"integer"},"ab":{"type":"null"}},
         "additionalProperties":{"type":"boolean"}})",
     R"({"type":"array","minItems":1,"items":{"type":"object","properties":{"x":{"type":"number"}}}})",
+    // Around the lengths at which the bounds of a string begin to matter for short and long tokens.
+    R"({"type":"string","minLength":30,"maxLength":60})",
+    R"({"type":"array","items":{"type":"string","minLength":20},"minItems":1})",
+    R"({"type":"object","properties":{"a":{"type":"string","maxLength":18},"b":{"type":"string"}}})",
 };
 
 /// Random tokens; after a while those that end something, so that the walk ends.
@@ -171,7 +176,7 @@ TEST(JsonConstraint, MaskIsWhatAcceptAccepts) {
   for (const auto& vocabulary : {TinyVocabulary(), JsonVocabulary()}) {
     for (const char* schema : kSchemas) {
       const auto constraint = Make(schema, vocabulary);
-      for (int n = 0; n < 40; ++n) {
+      for (int n = 0; n < 60; ++n) {
         const auto ids = Ids(*constraint);
         std::vector<TokenId> accepted;
         for (TokenId id = -2; id <= kEos + 60; ++id) {
@@ -267,28 +272,46 @@ TEST(JsonConstraint, AFreshAutomatonGoesOnTheSame) {
   }
 }
 
-TEST(JsonConstraint, MemoryIsBounded) {
+TEST(Matcher, MemoryIsBounded) {
   // Every length of the string is a place of its own.
-  const auto c = Make(R"({"type":"string","maxLength":1000000})", JsonVocabulary());
+  auto grammar = CompileJsonSchema(R"({"type":"string","maxLength":300000})", {}, "schema");
+  ASSERT_TRUE(grammar.ok());
+  Matcher matcher(std::make_shared<Automaton>(*grammar, JsonVocabulary()));
   std::vector<std::uint64_t> bits(JsonVocabulary()->mask_words());
-  ASSERT_TRUE(c->Accept('"'));
-  for (int i = 0; i < 100'000; ++i) ASSERT_TRUE(c->Accept('a' + i % 26));
-  c->Allowed(bits);
-  EXPECT_TRUE(c->Accept('"'));
-  EXPECT_TRUE(c->finished());
+  ASSERT_TRUE(matcher.Accept('"'));
+  std::size_t most = 0;
+  for (int i = 0; i < 300'000; ++i) {
+    ASSERT_TRUE(matcher.Accept('a' + i % 26));
+    if (i % 5000 == 0) matcher.Mask(bits);
+    most = std::max(most, matcher.bytes());
+  }
+  EXPECT_LT(most, Automaton::kMaxBytes + (1u << 20));
+  EXPECT_FALSE(matcher.CanAccept('a'));
+  EXPECT_TRUE(matcher.Accept('"'));
+  EXPECT_FALSE(matcher.MayGoOn());
 }
 
 TEST(VocabularyTrie, HasEveryOrdinaryToken) {
-  const VocabularyTrie trie(std::vector<std::string>{"b", "ab", "", "a", "ab", "abc", "b"});
+  const std::string large(20, 'x');
+  const VocabularyTrie trie(
+      std::vector<std::string>{"b", "ab", "", "a", "ab", "abc", "b", large, large + "y"});
   std::string path(trie.longest(), ' ');
   std::multimap<std::string, TokenId> found;
-  for (const auto& node : trie.nodes()) {
-    path[node.depth] = static_cast<char>(node.byte);
-    if (node.token >= 0) found.emplace(path.substr(0, node.depth + 1u), node.token);
+  for (const auto& part : trie.parts()) {
+    for (const auto& node : part.nodes) {
+      path[node.depth] = static_cast<char>(node.byte);
+      if (node.token >= 0) found.emplace(path.substr(0, node.depth + 1u), node.token);
+    }
   }
-  EXPECT_EQ(found, (std::multimap<std::string, TokenId>{
-                       {"a", 3}, {"ab", 1}, {"ab", 4}, {"abc", 5}, {"b", 0}, {"b", 6}}));
-  EXPECT_EQ(trie.vocab_size(), 7u);
+  EXPECT_EQ(found, (std::multimap<std::string, TokenId>{{"a", 3},
+                                                        {"ab", 1},
+                                                        {"ab", 4},
+                                                        {"abc", 5},
+                                                        {"b", 0},
+                                                        {"b", 6},
+                                                        {large, 7},
+                                                        {large + "y", 8}}));
+  EXPECT_EQ(trie.vocab_size(), 9u);
   const auto tiny = TinyVocabulary();
   EXPECT_EQ(tiny->vocab_size(), TinyTokenizer().vocab_size());
   EXPECT_TRUE(tiny->Bytes(*TinyTokenizer().SpecialId("<|open|>")).empty());

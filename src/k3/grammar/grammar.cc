@@ -125,10 +125,12 @@ Expr GrammarBuilder::Counted(RuleId rule, std::int64_t min, std::int64_t max) {
     over_limit_ = true;
     return Never();
   }
-  const Repeat repeat{rule, static_cast<std::int32_t>(min), static_cast<std::int32_t>(max)};
   auto& all = grammar_->repeats_;
-  all.push_back(repeat);
-  return Add(Op::kRepeat, Int(all.size() - 1), 0);
+  const auto [it, fresh] = repeat_ids_.try_emplace({rule, min, max}, Int(all.size()));
+  if (fresh) {
+    all.push_back({rule, static_cast<std::int32_t>(min), static_cast<std::int32_t>(max)});
+  }
+  return Add(Op::kRepeat, it->second, 0);
 }
 
 RuleId GrammarBuilder::Declare(std::string name, bool nests) {

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -179,6 +181,7 @@ class GrammarBuilder {
   std::vector<Expr> parts_;
   std::vector<std::string> literals_;
   std::vector<Expr> bodies_;
+  std::map<std::tuple<RuleId, std::int64_t, std::int64_t>, std::int32_t> repeat_ids_;
   std::vector<std::pair<std::int32_t, Edge>> pending_;  // from, edge
   bool over_limit_ = false;
   std::shared_ptr<Grammar> grammar_;

@@ -174,11 +174,13 @@ Expr TextRules::Quoted(Expr text, TextForm form) {
 }
 
 Expr TextRules::String(TextForm form, std::int64_t min, std::int64_t max) {
-  if (min > 0 || max >= 0) return Quoted(b_.Counted(AnyCharRule(form), min, max), form);
-  const auto [it, fresh] = rules_.try_emplace(form == TextForm::kRaw ? "raw string" : "string", 0);
+  const std::string name = fmt::format("string {} {} {}", form == TextForm::kRaw, min, max);
+  const auto [it, fresh] = rules_.try_emplace(name, 0);
   if (fresh) {
+    const bool bounded = min > 0 || max >= 0;
+    const Expr text = bounded ? b_.Counted(AnyCharRule(form), min, max) : b_.Star(AnyChar(form));
     it->second = b_.Declare("a string");
-    b_.Define(it->second, Quoted(b_.Star(AnyChar(form)), form));
+    b_.Define(it->second, Quoted(text, form));
   }
   return b_.Call(it->second);
 }

@@ -1,12 +1,12 @@
 // The vocabulary as a tree over bytes, so that tokens with a common beginning are checked once.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "k3/base/ids.h"
@@ -26,25 +26,33 @@ class VocabularyTrie {
     std::uint8_t byte = 0;
   };
 
+  /// Tokens are kept in two trees. What can follow in a string of limited length depends on how
+  /// much is left only for tokens longer than that, and few tokens are long.
+  struct Part {
+    std::vector<Node> nodes;
+    std::size_t longest = 0;  // bytes
+  };
+  static constexpr std::size_t kShort = 16;
+
   /// All ordinary tokens. Control tokens are in no text, so they are not here.
   explicit VocabularyTrie(const Tokenizer& tokenizer);
   /// For tests: token i has the bytes texts[i]; an empty one is left out.
   explicit VocabularyTrie(const std::vector<std::string>& texts);
 
-  std::span<const Node> nodes() const { return nodes_; }
+  /// Tokens of up to kShort bytes, and the others.
+  const std::array<Part, 2>& parts() const { return parts_; }
   std::size_t vocab_size() const { return vocab_size_; }  // with control tokens
   std::size_t mask_words() const { return (vocab_size_ + 63) / 64; }
-  std::size_t longest() const { return longest_; }  // bytes of the longest token
+  std::size_t longest() const { return std::max(parts_[0].longest, parts_[1].longest); }
   /// Empty for control tokens and ids outside the vocabulary.
   std::string_view Bytes(TokenId id) const;
 
  private:
-  void Build(std::vector<std::pair<std::string_view, TokenId>> tokens);
+  void Build();
 
-  std::vector<Node> nodes_;
+  std::array<Part, 2> parts_;
   std::vector<std::string> texts_;
   std::size_t vocab_size_ = 0;
-  std::size_t longest_ = 0;
 };
 
 }  // namespace k3::grammar
