@@ -105,10 +105,6 @@ Result<Schema> ParseSchema(std::string_view text, std::string_view where) {
     return Error{Code::kUnsupported, fmt::format("{}: the schema has {} bytes, at most {} are read",
                                                  where, text.size(), kMaxSchemaBytes)};
   }
-  // The JSON parser takes a zero byte for the end of the text.
-  if (text.find('\0') != text.npos) {
-    return Error{Code::kCorrupt, fmt::format("{}: not valid JSON: a zero byte", where)};
-  }
   K3_TRY(ParseJson(text, where).status());
   // Again, now keeping the order of the keys; the first parse has shown that it is safe.
   return Schema::parse(text.begin(), text.end(), nullptr, false);
