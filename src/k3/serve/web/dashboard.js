@@ -116,10 +116,22 @@ function drawLatency(now) {
 }
 
 function drawBars(now) {
-  bars("memory", Object.entries(byLabel(now, "k3_memory_bytes", "component")), bytes);
-  bars("prefix", Object.entries(byLabel(now, "k3_prefix_tokens_total", "result")));
-  const drafted = total(now, "k3_draft_tokens_total"), accepted = total(now, "k3_draft_accepted_tokens_total");
-  bars("drafts", drafted ? [["drafted", drafted], ["accepted", accepted]] : []);
+  const limits = byLabel(now, "k3_memory_limit_bytes", "component");
+  const memory = Object.entries(byLabel(now, "k3_memory_bytes", "component"));
+  bars("memory", [
+    ...memory.map(([name, value]) =>
+      [limits[name] ? `${name}, of ${bytes(limits[name])}` : name, value, limits[name]]),
+    ["process, files included", total(now, "k3_process_resident_bytes") ?? 0],
+  ], bytes);
+  const prompt = total(now, "k3_prompt_tokens_total"), cached = total(now, "k3_prompt_tokens_cached_total");
+  const misses = Object.entries(byLabel(now, "k3_prefix_cache_misses_total", "reason"))
+    .filter(([, value]) => value > 0).map(([reason, value]) => [reason, value]);
+  bars("prefix", prompt ? [["tokens cached", cached], ["tokens read", prompt - cached]] : []);
+  bars("misses", misses);
+  const drafted = total(now, "k3_draft_tokens_total");
+  bars("drafts", drafted
+    ? [["tokens drafted", drafted], ["of them right", total(now, "k3_draft_tokens_accepted_total")]]
+    : []);
 }
 
 // ---- matrices from the telemetry
@@ -150,34 +162,41 @@ function heat(id, rows, label) {
 }
 
 function drawTelemetry(data) {
-  const layers = (data.layers ?? []).filter((l) => l.expert_share);
-  const shares = layers.map((l) => l.expert_share);
-  const busiest = Math.max(0, ...layers.map((l) => l.load_max_over_mean ?? 0));
-  const dead = layers.reduce((sum, l) => sum + (l.dead_experts ?? 0), 0);
+  const layers = data.experts, n = layers[0]?.load.length ?? 0;
+  const share = ({ load }) => {
+    const sum = load.reduce((a, v) => a + v, 0) || 1;
+    return load.map((v) => v / sum);
+  };
+  const busiest = Math.max(0, ...layers.map((l) => l.max_violation + 1));
+  const dead = layers.reduce((sum, l) => sum + l.dead, 0);
   const text = layers.length === 0 ? "No step was looked at yet." :
-    `${layers.length} layers of ${shares[0].length} experts; the busiest has ${busiest.toFixed(2)} ` +
-    `times the mean load; ${dead} were never chosen in the last ${data.tokens} tokens looked at.`;
-  heat("experts", shares, text);
+    `Rows are ${layers.length} layers, columns ${n} experts. The busiest has ${busiest.toFixed(2)} ` +
+    `times the mean load; ${dead} had no choice in the last ${format(layers[0].tokens)} tokens ` +
+    "looked at.";
+  heat("experts", layers.map(share), text);
   $("experts-text").textContent = text;
-  bars("entropy", layers.map((l) => [`layer ${l.layer}`, l.routing_entropy, 1]),
-    (v) => v.toFixed(3));
-  const depth = (data.layers ?? []).filter((l) => l.depth_weights);
-  const said = depth.length === 0 ? "This model has no attention over depth, or no step was looked at."
-    : "Rows are the places where the stream is read, columns the earlier blocks.";
-  heat("depth", depth.map((l) => l.depth_weights), said);
+  bars("entropy", layers.map((l) => [`layer ${l.layer}`, l.entropy_bits, Math.log2(n)]),
+    (v) => `${v.toFixed(2)} of ${Math.log2(n).toFixed(2)} bits`);
+  bars("active", layers.map((l) => [`layer ${l.layer}`, l.active_last_step, n]),
+    (v) => `${v} of ${n}`);
+  const depth = data.depth_weights;
+  const said = depth.length === 0
+    ? "This model has no attention over depth, or no step was looked at."
+    : "Rows are the places where the stream is read, columns the earlier rows; the last is the live one.";
+  heat("depth", depth.map((d) => d.mean), said);
   $("depth-text").textContent = said;
 }
 
-function drawAlerts(list) {
-  const items = list.map((alert) => {
+function drawAlerts({ alerts, watched }) {
+  const items = [...alerts, ...watched].map((alert) => {
     const item = document.createElement("li");
-    item.className = alert.state === "firing" ? "firing" : "";
-    item.textContent = `${alert.name}: ${alert.state}, drift ${format(alert.score, 3)} ` +
-      `(limit ${format(alert.limit, 3)})`;
+    item.className = alerts.includes(alert) ? "firing" : "quiet";
+    item.textContent = `${alert.signal} (${alert.stratum}): ${alert.state}, distance ` +
+      `${format(alert.distance_bits, 3)} of ${format(alert.threshold_bits, 3)} bits`;
     return item;
   });
   if (items.length === 0) {
-    items.push(Object.assign(document.createElement("li"), { textContent: "none" }));
+    items.push(Object.assign(document.createElement("li"), { textContent: "nothing watched yet" }));
   }
   $("alerts").replaceChildren(...items);
 }
@@ -199,7 +218,7 @@ async function poll() {
     drawBars(families);
     const [telemetry, alerts] = await Promise.all([json("v1/k3/telemetry"), json("alerts")]);
     if (telemetry) drawTelemetry(telemetry);
-    drawAlerts(alerts?.alerts ?? []);
+    if (alerts) drawAlerts(alerts);
     $("stale").hidden = true;
   } catch (error) {
     $("stale").textContent = `No new figures: ${error.message}`;
