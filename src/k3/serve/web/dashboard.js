@@ -123,7 +123,8 @@ function drawBars(now) {
       [limits[name] ? `${name}, of ${bytes(limits[name])}` : name, value, limits[name]]),
     ["process, files included", total(now, "k3_process_resident_bytes") ?? 0],
   ], bytes);
-  const prompt = total(now, "k3_prompt_tokens_total"), cached = total(now, "k3_prompt_tokens_cached_total");
+  const prompt = total(now, "k3_prompt_tokens_total");
+  const cached = total(now, "k3_prompt_tokens_cached_total");
   const misses = Object.entries(byLabel(now, "k3_prefix_cache_misses_total", "reason"))
     .filter(([, value]) => value > 0).map(([reason, value]) => [reason, value]);
   bars("prefix", prompt ? [["tokens cached", cached], ["tokens read", prompt - cached]] : []);
@@ -170,9 +171,9 @@ function drawTelemetry(data) {
   const busiest = Math.max(0, ...layers.map((l) => l.max_violation + 1));
   const dead = layers.reduce((sum, l) => sum + l.dead, 0);
   const text = layers.length === 0 ? "No step was looked at yet." :
-    `Rows are ${layers.length} layers, columns ${n} experts. The busiest has ${busiest.toFixed(2)} ` +
-    `times the mean load; ${dead} had no choice in the last ${format(layers[0].tokens)} tokens ` +
-    "looked at.";
+    `Rows are ${layers.length} layers, columns ${n} experts. The busiest has ` +
+    `${busiest.toFixed(2)} times the mean load; ${dead} had no choice in the last ` +
+    `${format(layers[0].tokens)} tokens looked at.`;
   heat("experts", layers.map(share), text);
   $("experts-text").textContent = text;
   bars("entropy", layers.map((l) => [`layer ${l.layer}`, l.entropy_bits, Math.log2(n)]),
@@ -182,7 +183,7 @@ function drawTelemetry(data) {
   const depth = data.depth_weights;
   const said = depth.length === 0
     ? "This model has no attention over depth, or no step was looked at."
-    : "Rows are the places where the stream is read, columns the earlier rows; the last is the live one.";
+    : "Rows are the places where the stream is read, columns what is read, the live row last.";
   heat("depth", depth.map((d) => d.mean), said);
   $("depth-text").textContent = said;
 }
