@@ -51,6 +51,7 @@ class Api final : public HttpHandler {
 
   ApiStatus ModelList(Call& call);
   ApiStatus ModelInfo(Call& call);
+  ApiStatus WebPage(Call& call);
   ApiStatus Health(Call& call);
   ApiStatus Ready(Call& call);
   ApiStatus MetricsPage(Call& call);
