@@ -189,6 +189,7 @@ void Api::Handle(HttpRequest request, std::shared_ptr<Responder> out) {
     const double s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     metrics_.CountHttp(route->path, status, s);
+    if (!options_.log_requests) return;
     spdlog::info("{} {} {} {} {:.1f} ms", id, method, route->path, status, s * 1e3);
   };
   const Dialect dialect = DialectOf(request.path);
