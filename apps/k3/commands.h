@@ -11,6 +11,7 @@ using Action = std::function<int()>;
 
 void AddRun(CLI::App& root, Action& action);
 void AddChat(CLI::App& root, Action& action);
+void AddServe(CLI::App& root, Action& action);
 void AddTokenize(CLI::App& root, Action& action);
 void AddEval(CLI::App& root, Action& action);
 void AddTrace(CLI::App& root, Action& action);
@@ -20,6 +21,9 @@ void AddPlan(CLI::App& root, Action& action);
 void AddCheck(CLI::App& root, Action& action);
 void AddQuantize(CLI::App& root, Action& action);
 void AddInfo(CLI::App& root, Action& action);
+void AddData(CLI::App& root, Action& action);
+void AddTrain(CLI::App& root, Action& action);
+void AddAblate(CLI::App& root, Action& action);
 
 /// Last lines of every help page.
 inline constexpr const char* kExitCodesHelp =

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
 namespace k3 {
 
@@ -27,7 +28,9 @@ class ThreadPool {
   void ParallelFor(std::int64_t n, std::int64_t grain, F&& fn) {
     if (n <= 0) return;
     if (size_ == 1 || n <= grain) return fn(std::int64_t{0}, n);
-    auto call = [](void* f, std::int64_t b, std::int64_t e) { (*static_cast<F*>(f))(b, e); };
+    auto call = [](void* f, std::int64_t b, std::int64_t e) {
+      (*static_cast<std::remove_reference_t<F>*>(f))(b, e);
+    };
     Run(n, grain, call, const_cast<void*>(static_cast<const void*>(&fn)));
   }
 

@@ -40,6 +40,11 @@ class Workspace {
   std::size_t reserved_bytes() const;
   /// Most bytes in use at once since the last Reset, space lost between blocks included.
   std::size_t peak_bytes() const { return peak_; }
+  /// fn(start, bytes) for every block; only Reserve gives blocks back.
+  template <class F>
+  void ForEachBlock(F&& fn) const {
+    for (const Block& b : blocks_) fn(static_cast<const void*>(b.data.get()), b.size);
+  }
 
  private:
   void* AllocBytes(std::size_t bytes);

@@ -19,7 +19,8 @@ struct AttnResArgs {
   float eps = 0.f;
   std::optional<float> gamma;
   Mat y;
-  Mat weights;  // optional: data may be null
+  Mat weights;                        // optional: data may be null
+  const float* gamma_home = nullptr;  // where gamma lives; not read, a tape needs it
 };
 
 constexpr std::int64_t kMaxAttnResRows = 16384;  // 2 * layers + 1 of the largest config we accept

@@ -26,6 +26,9 @@ namespace k3 {
   X(Pointwise)            \
   X(Sigmoid)              \
   X(SigmoidGate)          \
+  X(AddBias)              \
+  X(CopyRows)             \
+  X(StoreRows)            \
   X(ShortConv)            \
   X(KdaGate)              \
   X(Mla)                  \

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "k3/tensor/view.h"
 
@@ -35,6 +36,7 @@ struct ResidualArgs {
   float alpha = 1.f;
   CMat gate;
   Mat out;
+  const float* alpha_home = nullptr;  // where a learned alpha lives; not read, a tape needs it
 };
 
 /// y = act(x) of a router encoder (spec section 15.5). Shapes [T, D]; y may be x.
@@ -56,6 +58,35 @@ struct SigmoidGateArgs {
   CMat x;
   CMat gate;
   Mat y;
+};
+
+/// y = x + bias. Shapes: x, y [T, D]; bias [D]. y may be x.
+struct AddBiasArgs {
+  CMat x;
+  CVec bias;
+  Mat y;
+};
+
+/// y[i] = x[rows[i]], or x[i] when `rows` is empty. Shapes: x [T, D], y [n, D], not overlapping.
+struct CopyRowsArgs {
+  CMat x;
+  std::span<const std::int64_t> rows;
+  Mat y;
+};
+
+/// Where the rows [begin, begin + count) of a batch go: rows [first, first + count) of a cache.
+struct StoreRun {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+  std::int64_t first = 0;
+  std::span<float* const> pages;  // of page_rows rows each
+};
+
+/// Copies rows of x [T, D] into the pages of caches whose rows have D values.
+struct StoreRowsArgs {
+  CMat x;
+  std::int64_t page_rows = 0;
+  std::span<const StoreRun> runs;
 };
 
 }  // namespace k3

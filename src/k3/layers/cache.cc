@@ -33,4 +33,11 @@ std::vector<const float*> PagedRows::PageTable() const {
   return table;
 }
 
+std::vector<float*> PagedRows::MutablePageTable() {
+  std::vector<float*> table;
+  table.reserve(pages_.size());
+  for (auto& p : pages_) table.push_back(p.get());
+  return table;
+}
+
 }  // namespace k3

@@ -29,6 +29,8 @@ class PagedRows {
   void Truncate(std::int64_t n);
   /// Page start addresses, for kernels.
   std::vector<const float*> PageTable() const;
+  /// The same for writing, under the rule of MutableRow.
+  std::vector<float*> MutablePageTable();
   std::int64_t bytes() const {
     return static_cast<std::int64_t>(pages_.size()) * kPageRows * width_ * 4;
   }

@@ -1,6 +1,5 @@
 #include "k3/layers/gqa_layer.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "k3/layers/scratch.h"
@@ -10,14 +9,6 @@ namespace {
 
 /// Every head of x [T, heads * D] as a row of its own.
 Mat HeadRows(Mat x, std::int64_t head_dim) { return Mat(x.data, {x.size() / head_dim, head_dim}); }
-
-void Append(PagedRows& cache, CMat rows, const SequenceSlice& s) {
-  const std::int64_t first = cache.size();
-  cache.Grow(s.count);
-  for (std::int64_t t = 0; t < s.count; ++t) {
-    std::copy_n(rows.row(s.begin + t), rows.dim(1), cache.MutableRow(first + t));
-  }
-}
 
 }  // namespace
 
@@ -43,12 +34,12 @@ void GqaForward(const GqaConfig& c, std::int64_t n_heads, float rms_eps, const G
     ops.Rope({k, D, c.rope_theta, positions});
   }
 
+  StoreInCaches(exec, k, sequences, &LayerCache::rows);
+  StoreInCaches(exec, v, sequences, &LayerCache::value_rows);
   std::vector<std::vector<const float*>> tables;
   std::vector<GqaSequence> runs;
   for (const SequenceSlice& s : sequences) {
     if (s.count == 0) continue;
-    Append(s.cache->rows, k, s);
-    Append(s.cache->value_rows, v, s);
     tables.push_back(s.cache->rows.PageTable());
     const std::span<const float* const> keys = tables.back();
     tables.push_back(s.cache->value_rows.PageTable());

@@ -1,6 +1,5 @@
 #include "k3/layers/mla_layer.h"
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -29,14 +28,7 @@ void AppendRows(const MlaConfig& c, const MlaWeights& w, Exec& exec, CMat x,
   exec.ops->Gemm({x, w.kv_a, rows});
   const Mat latent(rows.data, {x.dim(0), c.kv_lora_rank}, rows.strides);
   exec.ops->RmsNorm({latent, w.kv_a_norm, c.norm_eps, latent});
-  for (const SequenceSlice& s : sequences) {
-    PagedRows& cache = s.cache->rows;
-    const std::int64_t first = cache.size();
-    cache.Grow(s.count);
-    for (std::int64_t t = 0; t < s.count; ++t) {
-      std::copy_n(rows.row(s.begin + t), c.row_dim(), cache.MutableRow(first + t));
-    }
-  }
+  StoreInCaches(exec, rows, sequences, &LayerCache::rows);
 }
 
 }  // namespace

@@ -1,14 +1,11 @@
 #include "k3/layers/residual.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "k3/layers/scratch.h"
 
 namespace k3 {
 namespace {
-
-void CopyMat(CMat from, Mat to) { std::copy_n(from.data, from.size(), to.data); }
 
 /// What every stream has in common.
 struct Base : ResidualStream {
@@ -33,7 +30,8 @@ struct Base : ResidualStream {
       mark = std::make_unique<Workspace::Mark>(exec.ws);
       weights = NewMat(exec, p.dim(0), static_cast<std::int64_t>(rows.size()));
     }
-    exec.ops->AttnRes({rows, s.mix, rms_eps, s.gamma, mixed, weights});
+    const auto gamma = s.gamma ? std::optional<float>(*s.gamma) : std::nullopt;
+    exec.ops->AttnRes({rows, s.mix, rms_eps, gamma, mixed, weights, s.gamma});
     if (observer != nullptr) observer->DepthWeights(layer, where, weights);
     return mixed;
   }
@@ -65,7 +63,7 @@ struct BlockAttnRes : Base {
   }
   void Write(std::int64_t, Site s, CMat, CMat y) override {
     if (s == Site::kAttention && fresh) {
-      CopyMat(y, p);
+      exec.ops->CopyRows({y, {}, p});
     } else {
       exec.ops->Residual({p, y, 1.f, {}, p});
     }
@@ -85,7 +83,7 @@ struct FullAttnRes : Base {
     p = NewMat(exec, p.dim(0), p.dim(1));
     return h;
   }
-  void Write(std::int64_t, Site, CMat, CMat y) override { CopyMat(y, p); }
+  void Write(std::int64_t, Site, CMat, CMat y) override { exec.ops->CopyRows({y, {}, p}); }
   CMat Output() override { return Mix(w.output, n_layers, std::nullopt); }
 };
 
@@ -109,15 +107,14 @@ struct Additive : Base {
     if (!parts.gate.empty()) {
       gate = NewMat(exec, y.dim(0), parts.gate.rows);
       exec.ops->Gemm({n, parts.gate, gate});
-      for (std::int64_t t = 0; t < gate.dim(0); ++t) {
-        for (std::int64_t d = 0; d < gate.dim(1); ++d) gate(t, d) += parts.gate_bias(d);
-      }
+      exec.ops->AddBias({gate, parts.gate_bias, gate});
       if (observer != nullptr) observer->Gate(layer, s, gate);
     }
     const double depth = 1.0 / std::sqrt(2.0 * static_cast<double>(n_layers));
-    const float alpha =
-        config.fixed_depth_alpha ? static_cast<float>(depth) : parts.alpha.value_or(1.f);
-    exec.ops->Residual({p, y, alpha, gate, p});
+    const float alpha = config.fixed_depth_alpha ? static_cast<float>(depth)
+                        : parts.alpha            ? *parts.alpha
+                                                 : 1.f;
+    exec.ops->Residual({p, y, alpha, gate, p, parts.alpha});
   }
   CMat Output() override { return p; }
 };

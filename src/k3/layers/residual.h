@@ -15,12 +15,12 @@ namespace k3 {
 
 /// The learned parts of one place where the stream is read or written. Unused ones are empty.
 struct ResidualSite {
-  CVec mix;                    // [H]: norm weight times projection, for the attention over depth
-  std::optional<float> gamma;  // gate on that mix
-  std::optional<float> alpha;  // learned scale of the sublayer's output
-  CVec out_norm;               // [H]: norm of the sublayer's output
-  WeightRef gate;              // [1, H] or [H, H]
-  CVec gate_bias;              // [1] or [H]
+  CVec mix;                      // [H]: norm weight times projection, for the attention over depth
+  const float* gamma = nullptr;  // gate on that mix
+  const float* alpha = nullptr;  // learned scale of the sublayer's output
+  CVec out_norm;                 // [H]: norm of the sublayer's output
+  WeightRef gate;                // [1, H] or [H, H]
+  CVec gate_bias;                // [1] or [H]
 };
 
 /// Sites of a model: two a layer, and the one at the output.

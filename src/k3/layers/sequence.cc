@@ -11,4 +11,19 @@ GridSplit SplitOnGrid(std::int64_t position, std::int64_t count, std::int64_t gr
   return {first - position, last - first, end - last};
 }
 
+void StoreInCaches(Exec& exec, CMat rows, std::span<const SequenceSlice> sequences,
+                   PagedRows LayerCache::* part) {
+  std::vector<std::vector<float*>> tables;
+  std::vector<StoreRun> runs;
+  tables.reserve(sequences.size());
+  for (const SequenceSlice& s : sequences) {
+    PagedRows& cache = s.cache->*part;
+    const std::int64_t first = cache.size();
+    cache.Grow(s.count);
+    tables.push_back(cache.MutablePageTable());
+    runs.push_back({s.begin, s.count, first, tables.back()});
+  }
+  exec.ops->StoreRows({rows, PagedRows::kPageRows, runs});
+}
+
 }  // namespace k3

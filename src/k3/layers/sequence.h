@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "k3/kernels/exec.h"
 #include "k3/layers/cache.h"
 
 namespace k3 {
@@ -15,6 +16,10 @@ struct SequenceSlice {
   std::int64_t position = 0;
   LayerCache* cache = nullptr;
 };
+
+/// Appends the rows of the batch to one part of every sequence's cache.
+void StoreInCaches(Exec& exec, CMat rows, std::span<const SequenceSlice> sequences,
+                   PagedRows LayerCache::* part);
 
 /// A run of `count` tokens from `position`, cut where absolute positions are multiples of `grid`.
 /// A token belongs to `middle` iff the whole grid cell around it lies inside the run, so cutting a

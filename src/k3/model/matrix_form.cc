@@ -60,21 +60,30 @@ std::optional<WeightFormat> FormatOfDType(DType dtype) {
   }
 }
 
-std::optional<WeightFormat> FormatOf(const Checkpoint& checkpoint, const std::string& name) {
-  if (checkpoint.Find(name + "_packed") != nullptr) return WeightFormat::kMxfp4;
-  const TensorRef* t = checkpoint.Find(name);
+namespace {
+
+const TensorRef* Find(const TensorsByName& tensors, const std::string& name) {
+  const auto it = tensors.find(name);
+  return it == tensors.end() ? nullptr : &it->second;
+}
+
+}  // namespace
+
+std::optional<WeightFormat> FormatOf(const TensorsByName& tensors, const std::string& name) {
+  if (Find(tensors, name + "_packed") != nullptr) return WeightFormat::kMxfp4;
+  const TensorRef* t = Find(tensors, name);
   return t != nullptr ? FormatOfDType(t->dtype) : std::nullopt;
 }
 
-WeightRef MatrixOf(const Checkpoint& checkpoint, const std::string& name) {
-  const auto format = FormatOf(checkpoint, name);
+WeightRef MatrixOf(const TensorsByName& tensors, const std::string& name) {
+  const auto format = FormatOf(tensors, name);
   K3_CHECK(format.has_value(), "the tensor table names every matrix that is bound");
   const bool packed = format == WeightFormat::kMxfp4;
-  const TensorRef* codes = checkpoint.Find(packed ? name + "_packed" : name);
+  const TensorRef* codes = Find(tensors, packed ? name + "_packed" : name);
   WeightRef w{*format, codes->shape[0], codes->shape[1] * (packed ? 2 : 1), codes->data};
   const auto parts = PartsOf(*format, w.rows, w.cols);
   if (parts.size() > 1) {
-    const TensorRef* scales = checkpoint.Find(name + std::string(parts[1].suffix));
+    const TensorRef* scales = Find(tensors, name + std::string(parts[1].suffix));
     K3_CHECK(scales != nullptr, "CheckTensors refuses codes without scales");
     w.scales = reinterpret_cast<const std::uint8_t*>(scales->data);
   }

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "k3/io/checkpoint.h"
 #include "k3/model/tensor_table.h"
+#include "k3/tensor/tensor_ref.h"
 #include "k3/tensor/weight.h"
 
 namespace k3 {
@@ -28,18 +29,20 @@ struct MatrixPart {
 ///   int8             NAME.weight I8 [rows, cols], NAME.weight_scale BF16 [rows, cols/32]
 std::vector<MatrixPart> PartsOf(WeightFormat format, std::int64_t rows, std::int64_t cols);
 
+using TensorsByName = std::map<std::string, TensorRef, std::less<>>;
+
 /// Whether a loader takes this tensor in the formats with scales: matrices of the trunk, the
 /// experts, the embedding and the head. Routers and the residual stream stay dense.
 bool MayBeQuantized(const TensorSpec& spec);
 
 /// Format of the stored matrix `name` ("...NAME.weight", with prefix); nullopt when it is not there
 /// or of no dtype a matrix has.
-std::optional<WeightFormat> FormatOf(const Checkpoint& checkpoint, const std::string& name);
+std::optional<WeightFormat> FormatOf(const TensorsByName& tensors, const std::string& name);
 
 /// The same of a dense element type; nullopt for others.
 std::optional<WeightFormat> FormatOfDType(DType dtype);
 
-/// A matrix that CheckTensors accepted. The bytes belong to the checkpoint.
-WeightRef MatrixOf(const Checkpoint& checkpoint, const std::string& name);
+/// A matrix that CheckTensors accepted. The bytes stay where they are.
+WeightRef MatrixOf(const TensorsByName& tensors, const std::string& name);
 
 }  // namespace k3

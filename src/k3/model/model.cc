@@ -9,7 +9,6 @@
 #include "k3/io/checkpoint.h"
 #include "k3/layers/scratch.h"
 #include "k3/model/pass_memory.h"
-#include "k3/model/weights.h"
 
 namespace k3 {
 
@@ -143,6 +142,14 @@ Status CheckTokens(std::span<const SequenceInput> batch, std::int64_t vocab) {
   return {};
 }
 
+/// The first row of a sequence whose scores are asked for; its length when none is.
+std::int64_t FirstScored(const SequenceInput& s) {
+  const auto count = static_cast<std::int64_t>(s.tokens.size());
+  return s.logits == LogitRows::kAll    ? 0
+         : s.logits == LogitRows::kLast ? std::max<std::int64_t>(0, count - 1)
+                                        : count;
+}
+
 /// Says which part made a score NaN or infinite: the output layer, or what it read.
 Error NotFinite(CMat hidden, std::int64_t row, std::int64_t column, float value) {
   bool hidden_finite = true;
@@ -179,40 +186,60 @@ const std::vector<std::string>& Model::warnings() const { return impl_->warnings
 std::int64_t Model::weight_bytes() const { return impl_->weights->bytes; }
 ModelState Model::NewState() const { return ModelState(impl_->config); }
 
-Status Model::Forward(std::span<const SequenceInput> batch, Exec& exec, std::vector<float>& logits,
-                      TraceSink* trace) const {
+Result<std::unique_ptr<Model>> Model::FromTensors(const ModelConfig& config,
+                                                  const TensorMap& tensors) {
+  auto impl = std::make_unique<Impl>();
+  impl->config = config;
+  K3_ASSIGN(impl->weights, BindTensors(config, tensors));
+  return std::unique_ptr<Model>(new Model(std::move(impl)));
+}
+
+void Model::RefreshWeights() { RefreshProducts(*impl_->weights); }
+const ModelWeights& Model::weights() const { return *impl_->weights; }
+
+Status Model::ForwardHidden(std::span<const SequenceInput> batch, Exec& exec, CMat& hidden,
+                            TraceSink* trace) const {
   const ModelConfig& c = impl_->config;
   K3_TRY(CheckTokens(batch, c.vocab));
   std::vector<TokenId> tokens;
   std::vector<SequenceSlice> slices;
-  std::vector<std::int64_t> wanted;  // rows of the batch whose scores are asked for
+  std::int64_t scored = 0;
   for (const SequenceInput& s : batch) {
     const auto begin = static_cast<std::int64_t>(tokens.size());
     const auto count = static_cast<std::int64_t>(s.tokens.size());
+    scored += count - FirstScored(s);
     tokens.insert(tokens.end(), s.tokens.begin(), s.tokens.end());
     slices.push_back({begin, count, s.state->position(), nullptr});
-    const std::int64_t first = s.logits == LogitRows::kAll    ? 0
-                               : s.logits == LogitRows::kLast ? std::max<std::int64_t>(0, count - 1)
-                                                              : count;
-    for (std::int64_t t = first; t < count; ++t) wanted.push_back(begin + t);
   }
   exec.ws.Reset();
-  logits.assign(wanted.size() * static_cast<std::size_t>(c.vocab), 0.f);
+  hidden = CMat(nullptr, {0, c.hidden});
   if (tokens.empty()) return {};
-  exec.ws.Reserve(PassBytes(c, static_cast<std::int64_t>(tokens.size()),
-                            static_cast<std::int64_t>(wanted.size())));
-
+  exec.ws.Reserve(PassBytes(c, static_cast<std::int64_t>(tokens.size()), scored));
   Tracer tracer(trace);
-  const CMat final_hidden = Pass(c, *impl_->weights, exec, tracer).Run(tokens, slices, batch);
+  hidden = Pass(c, *impl_->weights, exec, tracer).Run(tokens, slices, batch);
   if (exec.cancelled()) return Error{Code::kCancelled, ""};
   for (std::size_t s = 0; s < batch.size(); ++s) batch[s].state->Advance(slices[s].count);
+  return {};
+}
+
+Status Model::Forward(std::span<const SequenceInput> batch, Exec& exec, std::vector<float>& logits,
+                      TraceSink* trace) const {
+  const ModelConfig& c = impl_->config;
+  std::vector<std::int64_t> wanted;  // rows of the batch whose scores are asked for
+  std::int64_t begin = 0;
+  for (const SequenceInput& s : batch) {
+    const auto count = static_cast<std::int64_t>(s.tokens.size());
+    for (std::int64_t t = FirstScored(s); t < count; ++t) wanted.push_back(begin + t);
+    begin += count;
+  }
+  CMat final_hidden;
+  K3_TRY(ForwardHidden(batch, exec, final_hidden, trace));
+  logits.assign(wanted.size() * static_cast<std::size_t>(c.vocab), 0.f);
 
   const auto n = static_cast<std::int64_t>(wanted.size());
   if (n == 0) return {};
   const Mat hidden = NewMat(exec, n, c.hidden);
-  for (std::int64_t i = 0; i < n; ++i) {
-    std::copy_n(final_hidden.row(wanted[static_cast<std::size_t>(i)]), c.hidden, hidden.row(i));
-  }
+  exec.ops->CopyRows({final_hidden, wanted, hidden});
   const Mat scores(logits.data(), {n, c.vocab});
   exec.ops->Gemm({hidden, impl_->weights->head, scores});
   for (std::int64_t i = 0; i < n; ++i) {

@@ -13,6 +13,7 @@
 #include "k3/kernels/exec.h"
 #include "k3/model/config.h"
 #include "k3/model/model_state.h"
+#include "k3/model/weights.h"
 #include "k3/tensor/tensor_ref.h"
 
 namespace k3 {
@@ -36,6 +37,13 @@ struct SequenceInput {
 /// Immutable after Load; Forward may run on several threads at once with distinct states and Execs.
 class Model {
  public:
+  /// A model on f32 tensors in memory (BindTensors in model/weights.h), which must outlive it. For
+  /// training: weights may change between passes, followed by RefreshWeights.
+  static Result<std::unique_ptr<Model>> FromTensors(const ModelConfig& config,
+                                                    const TensorMap& tensors);
+  void RefreshWeights();
+  const ModelWeights& weights() const;
+
   /// Opens, checks and maps the checkpoint in `dir`. Nothing is loaded by halves: any missing,
   /// misshapen or contradictory tensor is an error that names it.
   static Result<std::unique_ptr<Model>> Load(const std::string& dir);
@@ -58,6 +66,12 @@ class Model {
   /// states of the batch must be discarded); kCancelled through Exec::cancel (the same).
   Status Forward(std::span<const SequenceInput> batch, Exec& exec, std::vector<float>& logits,
                  TraceSink* trace = nullptr) const;
+
+  /// The same without the scores: `hidden` [tokens, hidden] is what the output layer reads. It lies
+  /// in the workspace of `exec` and dies with the next pass. `logits` of the inputs only say how
+  /// much of it to reserve.
+  Status ForwardHidden(std::span<const SequenceInput> batch, Exec& exec, CMat& hidden,
+                       TraceSink* trace = nullptr) const;
 
  private:
   struct Impl;

@@ -50,7 +50,7 @@ class Planner {
   Status Visit(const TensorSpec& spec) {
     if (!MayBeQuantized(spec)) return {};
     const std::string full = source_.check.prefix + spec.name;
-    const auto from = FormatOf(source_.checkpoint, full);
+    const auto from = FormatOf(source_.checkpoint.tensors(), full);
     if (!from) return Error{Code::kNotFound, "missing tensor " + spec.name};
     QuantizedMatrix m;
     m.name = spec.name;

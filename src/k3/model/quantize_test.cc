@@ -160,7 +160,7 @@ TEST(Quantize, UnpackingExpertsIsExactAndPackingThemAgainToo) {
   const auto a = Checkpoint::Open(kGolden + "tiny-k3"), b = Checkpoint::Open(dir / "mxfp4");
   ASSERT_TRUE(a.ok() && b.ok());
   const std::string name = kPrefix + "model.layers.1.block_sparse_moe.experts.5.w1.weight";
-  const WeightRef x = MatrixOf(*a, name), y = MatrixOf(*b, name);
+  const WeightRef x = MatrixOf(a->tensors(), name), y = MatrixOf(b->tensors(), name);
   std::vector<float> want(static_cast<std::size_t>(x.cols)), got(want.size());
   for (std::int64_t r = 0; r < x.rows; ++r) {
     DecodeRow(x, r, want.data());

@@ -158,7 +158,7 @@ Status Writer::WriteBytes(SafetensorsWriter& writer, const void* data, std::int6
 
 /// Codes and scales are tensors of their own, apart in the file: rows are converted once for each.
 Status Writer::WritePart(SafetensorsWriter& writer, QuantizedMatrix& m, bool scales) {
-  const WeightRef w = MatrixOf(source_.checkpoint, Full(m));
+  const WeightRef w = MatrixOf(source_.checkpoint.tensors(), Full(m));
   const std::int64_t strip =
       std::max<std::int64_t>(1, kStripValues / std::max<std::int64_t>(1, w.cols) / kGroupRows) *
       kGroupRows;

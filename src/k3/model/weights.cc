@@ -17,27 +17,34 @@ namespace {
 /// so an absent tensor is a bug of ours, not of the file.
 class Binder {
  public:
-  Binder(const ModelConfig& config, const Checkpoint& checkpoint, std::string prefix,
+  /// With `borrow`, f32 vectors stay where they are.
+  Binder(const ModelConfig& config, const TensorMap& tensors, std::string prefix, bool borrow,
          ModelWeights& out)
-      : c_(config), files_(checkpoint), prefix_(std::move(prefix)), out_(out) {}
+      : c_(config), tensors_(tensors), prefix_(std::move(prefix)), borrow_(borrow), out_(out) {}
 
   void BindAll(bool has_head);
 
  private:
+  const TensorRef* Find(const std::string& name) const {
+    const auto it = tensors_.find(prefix_ + name);
+    return it == tensors_.end() ? nullptr : &it->second;
+  }
   const TensorRef& Get(const std::string& name) const {
-    const TensorRef* t = files_.Find(prefix_ + name);
+    const TensorRef* t = Find(name);
     K3_CHECK(t != nullptr, "the tensor table names every tensor that is bound");
     return *t;
   }
 
   WeightRef Matrix(const std::string& name) const {
-    return MatrixOf(files_, prefix_ + name + ".weight");
+    return MatrixOf(tensors_, prefix_ + name + ".weight");
   }
 
   /// The first n elements (all of them when n < 0) as f32.
   CVec Vector(const std::string& name, std::int64_t n = -1) {
+    const TensorRef& t = Get(name);
+    if (borrow_) return CVec(reinterpret_cast<const float*>(t.data), {n >= 0 ? n : t.elements()});
     std::vector<float> values;
-    K3_CHECK(ToFloats(Get(name), values), "the tensor table checks dtypes");
+    K3_CHECK(ToFloats(t, values), "the tensor table checks dtypes");
     if (n >= 0) values.resize(static_cast<std::size_t>(n));
     return Own(std::move(values));
   }
@@ -53,11 +60,13 @@ class Binder {
   DenseWeights Dense(const std::string& base) {
     return {Matrix(base + "gate_proj"), Matrix(base + "up_proj"), Matrix(base + "down_proj")};
   }
+  CVec Product(const std::string& site);
   ResidualSite SiteOf(const std::string& name, bool output);
 
   const ModelConfig& c_;
-  const Checkpoint& files_;
+  const TensorMap& tensors_;
   std::string prefix_;
+  bool borrow_;
   ModelWeights& out_;
 };
 
@@ -127,20 +136,29 @@ MoeWeights Binder::Moe(const std::string& b) {
   return w;
 }
 
+/// Factors that stay in place may change: then the product is computed anew.
+CVec Binder::Product(const std::string& site) {
+  const CVec norm = Vector(site + "_norm.weight"), proj = Vector(site + "_proj.weight");
+  if (borrow_) {
+    const CVec product = Own(std::vector<float>(static_cast<std::size_t>(c_.hidden)));
+    out_.products.push_back({norm.data, proj.data, out_.owned.back().data(), c_.hidden});
+    return product;
+  }
+  std::vector<float>& product = out_.owned[out_.owned.size() - 2];
+  for (std::size_t d = 0; d < product.size(); ++d) product[d] *= proj.data[d];
+  return norm;
+}
+
 ResidualSite Binder::SiteOf(const std::string& name, bool output) {
   ResidualSite s;
   const ResidualConfig& r = c_.residual;
   if (c_.uses_attn_res()) {
-    CVec norm = Vector(name + "_norm.weight");
-    const CVec proj = Vector(name + "_proj.weight");
-    std::vector<float>& product = out_.owned[out_.owned.size() - 2];
-    for (std::size_t d = 0; d < product.size(); ++d) product[d] *= proj.data[d];
-    s.mix = norm;
-    if (r.attn_res_gate) s.gamma = Vector(name + "_gamma").data[0];
+    s.mix = Product(name);
+    if (r.attn_res_gate) s.gamma = Vector(name + "_gamma").data;
   }
   if (output) return s;
   const bool scaled = r.mode == ResidualMode::kScaled || r.mode == ResidualMode::kNormScaled;
-  if (scaled && !r.fixed_depth_alpha) s.alpha = Vector(name + "_alpha").data[0];
+  if (scaled && !r.fixed_depth_alpha) s.alpha = Vector(name + "_alpha").data;
   if (r.mode == ResidualMode::kNormScaled) s.out_norm = Vector(name + "_out_norm.weight");
   if (r.mode == ResidualMode::kGated || r.mode == ResidualMode::kGatedChannel) {
     s.gate = Matrix(name + "_gate");
@@ -173,6 +191,7 @@ void Binder::BindAll(bool has_head) {
   if (c_.uses_attn_res()) out_.residual.output = SiteOf("model.output_attn_res", true);
   out_.final_norm = Vector("model.norm.weight");
   out_.head = has_head ? Matrix("lm_head") : out_.embedding;
+  RefreshProducts(out_);
 }
 
 /// Hash of every name, dtype and shape, and of the first and last bytes of every tensor that is not
@@ -209,12 +228,46 @@ Result<std::unique_ptr<ModelWeights>> BindWeights(const ModelConfig& config,
   K3_ASSIGN(const TensorCheck check, CheckTensors(config, checkpoint));
   auto weights = std::make_unique<ModelWeights>();
   weights->warnings = check.warnings;
-  Binder(config, checkpoint, check.prefix, *weights).BindAll(check.has_head);
+  Binder(config, checkpoint.tensors(), check.prefix, false, *weights).BindAll(check.has_head);
   for (const auto& [name, t] : checkpoint.tensors()) {
     if (name.starts_with(check.prefix)) weights->bytes += t.bytes();
   }
   weights->fingerprint = Fingerprint(checkpoint, weights->bytes);
   return weights;
+}
+
+Result<std::unique_ptr<ModelWeights>> BindTensors(const ModelConfig& config,
+                                                  const TensorMap& tensors) {
+  std::size_t expected = 0;
+  K3_TRY(ForEachTensor(config, [&](const TensorSpec& spec) -> Status {
+    const auto it = tensors.find(spec.name);
+    if (it == tensors.end()) {
+      return Error{Code::kNotFound, fmt::format("missing tensor {}", spec.name)};
+    }
+    const TensorRef& t = it->second;
+    if (t.shape != spec.shape || t.dtype != DType::kF32) {
+      return Error{Code::kCorrupt,
+                   fmt::format("wrong shape {}: found {} {}, expected F32 {}", spec.name,
+                               Name(t.dtype), ShapeString(t.shape), ShapeString(spec.shape))};
+    }
+    K3_CHECK(reinterpret_cast<std::uintptr_t>(t.data) % alignof(float) == 0, "aligned in memory");
+    ++expected;
+    return {};
+  }));
+  if (tensors.size() != expected) {
+    return Error{Code::kCorrupt,
+                 fmt::format("found {} tensors, expected {}", tensors.size(), expected)};
+  }
+  auto weights = std::make_unique<ModelWeights>();
+  Binder(config, tensors, "", true, *weights).BindAll(!config.tied_embeddings);
+  for (const auto& [name, t] : tensors) weights->bytes += t.bytes();
+  return weights;
+}
+
+void RefreshProducts(ModelWeights& weights) {
+  for (const ModelWeights::Product& p : weights.products) {
+    for (std::int64_t d = 0; d < p.n; ++d) p.product[d] = p.norm[d] * p.proj[d];
+  }
 }
 
 }  // namespace k3

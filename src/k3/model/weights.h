@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,9 +19,17 @@
 
 namespace k3 {
 
+using TensorMap = std::map<std::string, TensorRef, std::less<>>;
+
 /// Matrices stay in the mapped files as stored. Vectors (norms, gates, biases) and convolution
 /// weights are decoded to f32 once, into `owned`.
 struct ModelWeights {
+  /// A mix vector of the attention over depth and the two tensors it is the product of.
+  struct Product {
+    const float *norm, *proj;
+    float* product;
+    std::int64_t n;
+  };
   struct Layer {
     CVec attn_norm, ffn_norm;
     KdaWeights kda;
@@ -37,6 +46,7 @@ struct ModelWeights {
   WeightRef head;
 
   std::deque<std::vector<float>> owned;
+  std::vector<Product> products;
   std::int64_t bytes = 0;         // of all text tensors, as stored
   std::uint64_t fingerprint = 0;  // of names, shapes and sampled contents
   std::vector<std::string> warnings;
@@ -46,5 +56,12 @@ struct ModelWeights {
 /// must outlive the result.
 Result<std::unique_ptr<ModelWeights>> BindWeights(const ModelConfig& config,
                                                   const Checkpoint& checkpoint);
+
+/// Binds f32 tensors that lie in memory, by their names without prefix: exactly those of
+/// ExpectedTensors. Nothing but the products is copied, so that weights may be trained in place;
+/// after a change RefreshProducts must run.
+Result<std::unique_ptr<ModelWeights>> BindTensors(const ModelConfig& config,
+                                                  const TensorMap& tensors);
+void RefreshProducts(ModelWeights& weights);
 
 }  // namespace k3

@@ -92,6 +92,30 @@ void CpuBackend::SigmoidGate(const SigmoidGateArgs& a) {
           [&](std::int64_t t) { simd_.mul_sigmoid(a.x.row(t), a.gate.row(t), D, a.y.row(t)); });
 }
 
+void CpuBackend::AddBias(const AddBiasArgs& a) {
+  ForRows(a.y.dim(0), a.y.dim(1), [&](std::int64_t t) {
+    for (std::int64_t d = 0; d < a.y.dim(1); ++d) a.y(t, d) = a.x(t, d) + a.bias(d);
+  });
+}
+
+void CpuBackend::CopyRows(const CopyRowsArgs& a) {
+  for (std::int64_t i = 0; i < a.y.dim(0); ++i) {
+    const std::int64_t from = a.rows.empty() ? i : a.rows[static_cast<std::size_t>(i)];
+    std::copy_n(a.x.row(from), a.y.dim(1), a.y.row(i));
+  }
+}
+
+void CpuBackend::StoreRows(const StoreRowsArgs& a) {
+  const std::int64_t width = a.x.dim(1);
+  for (const StoreRun& run : a.runs) {
+    for (std::int64_t t = 0; t < run.count; ++t) {
+      const std::int64_t row = run.first + t;
+      float* page = run.pages[static_cast<std::size_t>(row / a.page_rows)];
+      std::copy_n(a.x.row(run.begin + t), width, page + row % a.page_rows * width);
+    }
+  }
+}
+
 void CpuBackend::ShortConv(const ShortConvArgs& a) {
   const auto P = a.w.dim(0), k = a.w.dim(1);
   for (std::size_t s = 0; s < a.sequences.size(); ++s) {

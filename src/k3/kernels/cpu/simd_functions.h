@@ -55,6 +55,11 @@ void ShortConvRun(const ConvRun& run);
 void KdaRecurrent(const KdaHead& head);
 void KdaChunk(const KdaHead& head, bool bounded);
 
+// backward.simd.cc
+void MulAdd(std::int64_t m, std::int64_t k, std::int64_t n, const float* a, std::int64_t row_a,
+            std::int64_t col_a, const float* b, std::int64_t ldb, float* c, std::int64_t ldc);
+void KdaBackward(const grad::KdaHead<float>& head);
+
 // fast_*.simd.cc
 const FastTable* Bf16Products();  // VDPBF16PS; null without it
 const FastTable* AmxProducts();   // TDPBF16PS; null without it

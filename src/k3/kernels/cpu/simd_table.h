@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "k3/kernels/backward/kda_head.h"
+
 namespace k3::cpu {
 
 /// KDA of one head over T tokens (contract: KdaArgs). alpha = exp(g) for the recurrence; q is
@@ -138,6 +140,13 @@ struct SimdTable {
   /// The chunkwise form: T <= 16 tokens, K <= 256. `bounded` promises that g summed over the chunk
   /// stays above -85, so that decays may be taken apart into factors.
   void (*kda_chunk)(const KdaHead& head, bool bounded);
+
+  /// c[i * ldc + j] += sum_p a[i * row_a + p * col_a] b[p * ldb + j], i < m, p < k, j < n: fused, p
+  /// in order within blocks that do not depend on m or n. For backward passes.
+  void (*mul_add)(std::int64_t m, std::int64_t k, std::int64_t n, const float* a,
+                  std::int64_t row_a, std::int64_t col_a, const float* b, std::int64_t ldb,
+                  float* c, std::int64_t ldc);
+  void (*kda_backward)(const grad::KdaHead<float>& head);
 
   /// Products in bf16; null where the instruction set has none.
   const FastTable* fast;

@@ -38,6 +38,8 @@ const SimdTable* Table() {
                                ShortConvRun,
                                KdaRecurrent,
                                KdaChunk,
+                               MulAdd,
+                               KdaBackward,
                                AmxProducts() != nullptr ? AmxProducts() : Bf16Products()};
   return &table;
 }

@@ -117,15 +117,18 @@ inline void Store(float* p, Vec a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
 }
+/// Sixteen set lanes, then sixteen clear ones: a window into it masks the first n < 16.
+alignas(64) constexpr std::int32_t kMask[32] = {-1, -1, -1, -1, -1, -1, -1, -1,
+                                                -1, -1, -1, -1, -1, -1, -1, -1};
+inline __m256i Mask(std::int64_t from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kMask + from));
+}
 inline Vec LoadN(const float* p, std::int64_t n) {
-  float t[16] = {};
-  for (std::int64_t i = 0; i < n; ++i) t[i] = p[i];
-  return Load(t);
+  return {_mm256_maskload_ps(p, Mask(16 - n)), _mm256_maskload_ps(p + 8, Mask(24 - n))};
 }
 inline void StoreN(float* p, Vec a, std::int64_t n) {
-  float t[16];
-  Store(t, a);
-  for (std::int64_t i = 0; i < n; ++i) p[i] = t[i];
+  _mm256_maskstore_ps(p, Mask(16 - n), a.lo);
+  _mm256_maskstore_ps(p + 8, Mask(24 - n), a.hi);
 }
 inline Vec Mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 inline Vec Add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }

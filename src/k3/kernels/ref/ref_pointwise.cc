@@ -1,4 +1,5 @@
 // Reference of the ops that treat rows or elements by themselves.
+#include <algorithm>
 #include <cmath>
 
 #include "k3/base/array.h"
@@ -115,6 +116,30 @@ void ReferenceBackend::SigmoidGate(const SigmoidGateArgs& a) {
   for (std::int64_t t = 0; t < a.y.dim(0); ++t) {
     for (std::int64_t d = 0; d < a.y.dim(1); ++d) {
       a.y(t, d) = static_cast<float>(a.x(t, d) * ref::Sigmoid(a.gate(t, d)));
+    }
+  }
+}
+
+void ReferenceBackend::AddBias(const AddBiasArgs& a) {
+  for (std::int64_t t = 0; t < a.y.dim(0); ++t) {
+    for (std::int64_t d = 0; d < a.y.dim(1); ++d) a.y(t, d) = a.x(t, d) + a.bias(d);
+  }
+}
+
+void ReferenceBackend::CopyRows(const CopyRowsArgs& a) {
+  for (std::int64_t i = 0; i < a.y.dim(0); ++i) {
+    const std::int64_t from = a.rows.empty() ? i : a.rows[static_cast<std::size_t>(i)];
+    std::copy_n(a.x.row(from), a.y.dim(1), a.y.row(i));
+  }
+}
+
+void ReferenceBackend::StoreRows(const StoreRowsArgs& a) {
+  const std::int64_t width = a.x.dim(1);
+  for (const StoreRun& run : a.runs) {
+    for (std::int64_t t = 0; t < run.count; ++t) {
+      const std::int64_t row = run.first + t;
+      float* page = run.pages[static_cast<std::size_t>(row / a.page_rows)];
+      std::copy_n(a.x.row(run.begin + t), width, page + row % a.page_rows * width);
     }
   }
 }

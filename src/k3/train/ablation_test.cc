@@ -1,0 +1,126 @@
+// Plans of ablations and the verdicts over their runs.
+#include "k3/train/ablation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "support/golden.h"
+#include "support/temp_dir.h"
+
+namespace k3 {
+namespace {
+
+using testing::GoldenDir;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::ReadBytes;
+using testing::TempDir;
+using testing::WriteBytes;
+
+std::string BaseToml() {
+  return "[model]\nconfig = \"" + GoldenDir() +
+         "/variants/released/config.json\"\n[data]\ndir = \"data\"\n[train]\nout = \"x\"\n"
+         "steps = 4\nbatch = 2\nsequence = 16\nthreads = 1\n[balance]\nmethod = \"quantile\"\n";
+}
+
+std::string PlanToml(const std::string& rest) {
+  return "base = \"base.toml\"\nout = \"runs\"\nseeds = [1, 2]\n" + rest;
+}
+
+struct Folder {
+  TempDir dir;
+  Folder() { WriteBytes(dir / "base.toml", BaseToml()); }
+  Result<AblationPlan> Read(const std::string& rest) const {
+    WriteBytes(dir / "plan.toml", PlanToml(rest));
+    return ReadAblationPlan(dir / "plan.toml");
+  }
+};
+
+TEST(AblationPlan, ArmsPairsAndAllAreCompleteRuns) {
+  const Folder f;
+  const auto plan = f.Read(
+      "pairs = [[\"sign\", \"soft\"]]\nall_on = true\n"
+      "[arms.sign.balance]\nmethod = \"sign\"\nstep = 0.01\n"
+      "[arms.soft.config.k3_variant.decay]\nform = \"softplus\"\n"
+      "[arms.short.train]\nsequence = 8\n");
+  ASSERT_TRUE(plan.ok()) << plan.message();
+  std::vector<std::string> names;
+  for (const auto& arm : plan->arms) names.push_back(arm.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"base", "sign", "soft", "short", "sign+soft", "all"}));
+  auto config = [&](std::size_t i) {
+    const auto c = ParseTrainConfig(RunToml(plan->arms[i], 7), "runs/x/seed-7/run.toml");
+    EXPECT_TRUE(c.ok()) << c.message();
+    return *c;
+  };
+  EXPECT_EQ(config(0).balance.method, BalanceMethod::kQuantile);
+  EXPECT_EQ(config(0).seed, 7u);
+  EXPECT_EQ(config(1).balance.method, BalanceMethod::kSign);
+  EXPECT_EQ(config(3).sequence, 8);
+  EXPECT_EQ(config(5).balance.method, BalanceMethod::kSign);
+  EXPECT_EQ(config(5).sequence, 8);
+  EXPECT_THAT(plan->arms[0].config_json, Not(HasSubstr("softplus")));
+  EXPECT_THAT(plan->arms[4].config_json, HasSubstr("softplus"));
+}
+
+TEST(AblationPlan, WrongPlansAreRefusedByName) {
+  const Folder f;
+  const std::string arm = "[arms.a.train]\nclip = 2.0\n";
+  auto says = [&](const std::string& rest, const char* words) {
+    const auto plan = f.Read(rest);
+    ASSERT_FALSE(plan.ok()) << rest;
+    EXPECT_THAT(plan.message(), HasSubstr(words)) << rest;
+  };
+  says("", "missing table arms");
+  says("x = 1\n" + arm, "unknown key x");
+  says("pairs = [[\"a\", \"b\"]]\n" + arm, "b is no arm");
+  says("pairs = [[\"a\", \"a\"]]\n" + arm, "stands twice");
+  says("pairs = [[\"a\"]]\n" + arm, "at least two");
+  says("threshold = -1\n" + arm, "bad value threshold");
+  says("[arms.\"../x\".train]\nclip = 2.0\n", "bad name of an arm");
+  says("[arms.base.train]\nclip = 2.0\n", "bad name of an arm");
+  says("[arms.a.other]\nx = 1\n", "unknown key arms.a.other");
+  says("[arms.a.train]\nstpes = 1\n", "unknown key train.stpes");
+  says("[arms.a]\nremove = [\"nothing\"]\n", "nothing is no key");
+  says("[arms.a.config]\nnum_experts_per_token = 99\n", "arm a");
+  WriteBytes(f.dir / "plan.toml", "base = \"base.toml\"\nout = \"r\"\nseeds = [1, 1]\n" + arm);
+  EXPECT_THAT(ReadAblationPlan(f.dir / "plan.toml").message(), HasSubstr("bad value seeds"));
+}
+
+AblationRun Ended(const char* arm, std::int64_t seed, double loss, const char* error = "") {
+  AblationRun r;
+  r.arm = arm, r.seed = seed, r.loss = loss, r.error = error;
+  return r;
+}
+
+TEST(AblationEffect, SaysNoDifferenceBeyondNoiseWhereThatIsTheTruth) {
+  AblationPlan plan;
+  plan.threshold = 0.05;
+  std::vector<AblationRun> runs{Ended("base", 1, 3.0), Ended("base", 2, 3.2), Ended("base", 3, 3.1)};
+  auto verdict = [&](std::vector<double> losses) {
+    std::vector<AblationRun> all = runs;
+    for (std::size_t i = 0; i < losses.size(); ++i) {
+      all.push_back(Ended("a", static_cast<std::int64_t>(i + 1), losses[i]));
+    }
+    return EffectOf(plan, all, "a").verdict;
+  };
+  // Paired by seed: what a seed does to both does not count.
+  EXPECT_EQ(verdict({2.9, 3.1, 3.0}), "better");
+  EXPECT_EQ(verdict({3.1, 3.3, 3.2}), "worse");
+  EXPECT_EQ(verdict({2.98, 3.18, 3.08}), "no difference beyond noise") << "below the threshold";
+  EXPECT_EQ(verdict({2.6, 3.4, 2.98}), "no difference beyond noise") << "below the spread";
+  EXPECT_EQ(verdict({2.0}), "one seed: no verdict");
+  EXPECT_EQ(verdict({}), "no pair of runs to compare");
+  runs.push_back(Ended("b", 1, 0, "it broke"));
+  const AblationEffect b = EffectOf(plan, runs, "b");
+  EXPECT_EQ(b.failed, 1);
+  EXPECT_EQ(b.verdict, "every run failed");
+  const AblationEffect base = EffectOf(plan, runs, "base");
+  EXPECT_NEAR(base.mean, 3.1, 1e-12);
+  EXPECT_NEAR(base.spread, 0.1, 1e-12);
+}
+
+}  // namespace
+}  // namespace k3

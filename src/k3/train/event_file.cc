@@ -1,0 +1,106 @@
+#include "k3/train/event_file.h"
+
+#include <array>
+#include <bit>
+#include <chrono>
+#include <cstring>
+
+#include <fmt/format.h>
+
+namespace k3 {
+namespace {
+
+template <class T>
+void Append(std::string& out, T value) {
+  static_assert(std::endian::native == std::endian::little);
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+// Protocol buffer fields, as far as an event needs them.
+void Varint(std::string& out, std::uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
+  out.push_back(static_cast<char>(value));
+}
+void Key(std::string& out, unsigned field, unsigned wire) { Varint(out, field << 3 | wire); }
+void Bytes(std::string& out, unsigned field, std::string_view value) {
+  Key(out, field, 2);
+  Varint(out, value.size());
+  out += value;
+}
+
+/// wall_time = 1 (double), step = 2 (int64).
+std::string Event(std::int64_t step) {
+  using Clock = std::chrono::system_clock;
+  std::string e;
+  Key(e, 1, 1);
+  Append(e, std::chrono::duration<double>(Clock::now().time_since_epoch()).count());
+  Key(e, 2, 0);
+  Varint(e, static_cast<std::uint64_t>(step));
+  return e;
+}
+
+std::uint32_t Masked(std::string_view bytes) { return std::rotr(Crc32c(bytes), 15) + 0xA282EAD8u; }
+
+}  // namespace
+
+std::uint32_t Crc32c(std::string_view bytes) {
+  static const auto table = [] {
+    std::array<std::uint32_t, 256> t{};
+    for (std::uint32_t i = 0; i < 256; ++i) {
+      std::uint32_t c = i;
+      for (int bit = 0; bit < 8; ++bit) c = c >> 1 ^ ((c & 1) != 0 ? 0x82F63B78u : 0u);
+      t[i] = c;
+    }
+    return t;
+  }();
+  std::uint32_t crc = ~0u;
+  for (const char c : bytes) crc = crc >> 8 ^ table[(crc ^ static_cast<unsigned char>(c)) & 0xFF];
+  return ~crc;
+}
+
+std::string EventRecord(std::string_view data) {
+  std::string record;
+  Append(record, static_cast<std::uint64_t>(data.size()));
+  Append(record, Masked(record));
+  record += data;
+  Append(record, Masked(data));
+  return record;
+}
+
+Result<EventFile> EventFile::Create(const std::string& out, std::int64_t step) {
+  EventFile f;
+  f.path_ = fmt::format("{}/events.out.tfevents.{:010}.k3", out, step);
+  f.file_.open(f.path_, std::ios::binary | std::ios::trunc);
+  std::string version = Event(0);
+  Bytes(version, 3, "brain.Event:2");
+  K3_TRY(f.Write(version));
+  if (step > 0) {  // session_log = 7 { status = 1: START }
+    std::string start = Event(step + 1);
+    Bytes(start, 7, std::string_view("\x08\x01", 2));
+    K3_TRY(f.Write(start));
+  }
+  return f;
+}
+
+Status EventFile::Write(std::string_view event) {
+  const std::string record = EventRecord(event);
+  file_.write(record.data(), static_cast<std::streamsize>(record.size())).flush();
+  if (!file_) return Error{Code::kIo, fmt::format("{}: cannot write", path_)};
+  return {};
+}
+
+Status EventFile::Add(std::int64_t step, std::span<const Scalar> scalars) {
+  std::string summary;
+  for (const auto& [tag, value] : scalars) {  // value = 1 { tag = 1, simple_value = 2 (float) }
+    std::string v;
+    Bytes(v, 1, tag);
+    Key(v, 2, 5);
+    Append(v, static_cast<float>(value));
+    Bytes(summary, 1, v);
+  }
+  std::string event = Event(step);
+  Bytes(event, 5, summary);
+  return Write(event);
+}
+
+}  // namespace k3

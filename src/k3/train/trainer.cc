@@ -1,0 +1,333 @@
+#include "k3/train/trainer.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "k3/base/memory.h"
+#include "k3/base/threads.h"
+#include "k3/io/atomic_file.h"
+#include "k3/train/run_log.h"
+#include "k3/train/train_state.h"
+
+namespace k3 {
+
+struct Trainer::Impl {
+  TrainConfig config;
+  std::string config_json, tokenizer_dir;
+  std::optional<TokenFile> train, valid;
+  std::unique_ptr<Parameters> params;
+  std::unique_ptr<GradientPass> pass;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<Balancer> balancer;
+  std::optional<RowReader> rows;
+  std::unique_ptr<RunLog> log;
+  RunMemory memory;
+  TrainState state;
+  double step_s = 0;  // smoothed
+  std::vector<std::string> notes;
+  int lock = -1;
+
+  ~Impl() {
+    if (lock >= 0) close(lock);
+  }
+  Status Prepare();
+  Status LockFolder();
+  int threads() const {
+    return static_cast<int>(config.threads > 0 ? config.threads : UsableCpus());
+  }
+  MathMode math() const { return config.fast ? MathMode::kFast : MathMode::kExact; }
+  Result<ModelConfig> ReadConfig();
+  Status PlanMemory(const ModelConfig& model);
+  Status LoadModel(const ModelConfig& model);
+  Status LoadData(std::int64_t vocab);
+  Status Resume();
+  Status Save();
+  Result<StepReport> Step(const std::atomic<bool>* stop);
+  Status Evaluate(StepReport& report);
+  Status Observe(StepReport& report, const RunLimits& limits);
+  void AddRow(const TokenFile& file, std::span<const TokenId> row,
+              std::vector<TrainRow>& batch) const;
+  std::string checkpoints() const { return config.out + "/checkpoints"; }
+};
+
+namespace {
+
+namespace fs = std::filesystem;
+
+double Seconds() {
+  using Clock = std::chrono::steady_clock;
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+TrainRow RowOf(std::span<const TokenId> tokens) {
+  return {tokens.first(tokens.size() - 1), tokens.subspan(1)};
+}
+
+}  // namespace
+
+/// A document must not see the one packed before it: each becomes a sequence of its own.
+void Trainer::Impl::AddRow(const TokenFile& file, std::span<const TokenId> row,
+                           std::vector<TrainRow>& batch) const {
+  if (config.across_documents) return batch.push_back(RowOf(row));
+  for (const auto part : SplitAtDocuments(row, file.tokens(), file.starts())) {
+    batch.push_back(RowOf(part));
+  }
+}
+
+Status Trainer::Impl::LockFolder() {
+  std::error_code e;
+  fs::create_directories(checkpoints(), e);
+  if (e) {
+    return Error{Code::kIo, fmt::format("{}: cannot create: {}", checkpoints(), e.message())};
+  }
+  const std::string path = config.out + "/.lock";
+  lock = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (lock < 0) {
+    return Error{Code::kIo, fmt::format("{}: cannot open: {}", path, std::strerror(errno))};
+  }
+  if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
+    return Error{Code::kInvalidArgument,
+                 fmt::format("{}: another run is using this folder", config.out)};
+  }
+  return {};
+}
+
+Result<ModelConfig> Trainer::Impl::ReadConfig() {
+  const std::string path =
+      config.init_from.empty() ? config.model_config : config.init_from + "/config.json";
+  K3_ASSIGN(config_json, ReadTextFile(path));
+  return ParseModelConfig(config_json, path);
+}
+
+Status Trainer::Impl::PlanMemory(const ModelConfig& model) {
+  PassShape shape{config.batch, config.sequence, 1.0, threads(), math()};
+  if (!config.across_documents) {
+    shape.parts_per_row += static_cast<double>(config.sequence) *
+                           static_cast<double>(train->documents()) /
+                           static_cast<double>(train->tokens().size());
+  }
+  const std::int64_t program = ResidentBytes();
+  K3_ASSIGN(memory, PlanRunMemory(model, shape, config.balance, config.accumulate));
+  memory.program = program;
+  const MemoryLimit limit = UsableMemory();
+  if (limit.bytes > 0 && memory.total() - program > limit.bytes) {
+    return Error{Code::kResource,
+                 fmt::format("the run needs {} ({}), there are {} ({})", BytesText(memory.total()),
+                             MemoryText(memory), BytesText(limit.bytes), limit.source)};
+  }
+  return {};
+}
+
+Status Trainer::Impl::LoadModel(const ModelConfig& model) {
+  if (!config.init_from.empty()) {
+    K3_ASSIGN(params, Parameters::Load(config.init_from));
+    return {};
+  }
+  K3_ASSIGN(params, Parameters::Create(model));
+  params->Initialise({config.seed, config.init_std});
+  return {};
+}
+
+Status Trainer::Impl::LoadData(std::int64_t vocab) {
+  K3_ASSIGN(train, TokenFile::Open(config.data + "/train.tokens"));
+  if (train->vocab() > vocab) {
+    return Error{Code::kInvalidArgument,
+                 fmt::format("{}: its vocabulary has {} ids, the model's {}", train->path(),
+                             train->vocab(), vocab)};
+  }
+  K3_ASSIGN(rows, RowReader::Create(train->tokens(), config.sequence, config.seed, train->path()));
+  if (config.eval_every == 0) return {};
+  K3_ASSIGN(valid, TokenFile::Open(config.data + "/valid.tokens"));
+  if (valid->vocab() > vocab) {
+    return Error{Code::kInvalidArgument, fmt::format("{}: vocabulary {}, the model's is {}",
+                                                     valid->path(), valid->vocab(), vocab)};
+  }
+  K3_TRY(RowReader::Create(valid->tokens(), config.sequence, 0, valid->path()).status());
+  return {};
+}
+
+Status Trainer::Impl::Resume() {
+  const std::string identity = fmt::format(
+      "{}\n{} {} {} {} {:x}", config_json, train->tokens().size(), train->vocab(), config.sequence,
+      config.seed, XXH3_64bits(train->tokens().data(), train->tokens().size_bytes()));
+  state.run = XXH3_64bits(identity.data(), identity.size());
+  for (const std::string& path : ListStates(checkpoints())) {
+    auto loaded = LoadState(path, state.run, *params, *optimizer, *balancer);
+    if (loaded.ok()) {
+      state = *loaded;
+      notes.push_back(fmt::format("resumed from {} at step {}", path, state.step));
+      const std::int64_t rows_per_step = config.batch * config.accumulate;
+      if (state.rows_per_step != rows_per_step) {
+        notes.push_back(
+            fmt::format("the checkpoint was made with {} rows a step, the config says "
+                        "{}",
+                        state.rows_per_step, rows_per_step));
+      }
+      return rows->Seek(state.cursor);
+    }
+    if (loaded.error().code == Code::kInvalidArgument) return loaded.error();
+    notes.push_back(loaded.message() + "; trying the checkpoint before it");
+  }
+  if (!notes.empty()) notes.push_back("no checkpoint can be read: starting from the beginning");
+  return {};
+}
+
+Status Trainer::Impl::Prepare() {
+  K3_ASSIGN(const ModelConfig model, ReadConfig());
+  K3_TRY(LoadData(model.vocab));
+  K3_TRY(PlanMemory(model));
+  K3_TRY(LockFolder());
+  K3_TRY(LoadModel(model));
+  pass = std::make_unique<GradientPass>(*params, threads(), math());
+  optimizer = std::make_unique<Optimizer>(*params, config.adamw, config.muon);
+  balancer = std::make_unique<Balancer>(*params, config.balance);
+  balancer->Attach(pass->tape());
+  tokenizer_dir = config.data;
+  K3_TRY(Resume());
+  K3_ASSIGN(log, RunLog::Open(config.out, state.step));
+  return {};
+}
+
+Status Trainer::Impl::Save() {
+  state.cursor = rows->cursor(), state.rows_per_step = config.batch * config.accumulate;
+  K3_TRY(SaveState(StatePath(checkpoints(), state.step), state, *params, *optimizer, *balancer));
+  PruneStates(checkpoints(), config.keep);
+  return log->Plot();
+}
+
+/// Everything that is looked at between steps.
+Status Trainer::Impl::Observe(StepReport& r, const RunLimits& limits) {
+  const bool last = state.step == config.steps;
+  auto due = [&](std::int64_t every) { return every > 0 && (last || state.step % every == 0); };
+  if (due(config.eval_every)) K3_TRY(Evaluate(r));
+  if (due(config.probe_every > 0 ? config.probe_every : config.eval_every)) {
+    const TokenFile& file = valid ? *valid : *train;
+    K3_ASSIGN(r.probe, ProbeModel(*params, file.tokens().first(static_cast<std::size_t>(
+                                               std::min<std::int64_t>(config.sequence, 512)))));
+  }
+  if (limits.sampler && due(config.sample_every)) {
+    K3_ASSIGN(r.sample, limits.sampler(params->model()));
+    K3_TRY(log->AddSample(r.step, r.sample));
+  }
+  if (due(config.log_every)) K3_TRY(log->Add(r));
+  if (limits.on_step) limits.on_step(r);
+  return {};
+}
+
+Status Trainer::Impl::Evaluate(StepReport& report) {
+  K3_ASSIGN(RowReader reader, RowReader::Create(valid->tokens(), config.sequence, 0, "valid"));
+  GradientPass::LossSum sum;
+  for (std::int64_t i = 0; i < std::min(config.eval_rows, reader.rows()); ++i) {
+    std::vector<TrainRow> row;
+    AddRow(*valid, reader.Next(), row);
+    K3_ASSIGN(const auto one, pass->Evaluate(row));
+    sum.nats += one.nats, sum.counted += one.counted;
+  }
+  if (sum.counted == 0) return {};
+  report.eval_loss = sum.nats / static_cast<double>(sum.counted);
+  report.eval_bits_per_byte = report.eval_loss / std::log(2.0) *
+                              static_cast<double>(valid->tokens().size()) /
+                              static_cast<double>(std::max<std::int64_t>(1, valid->text_bytes()));
+  return {};
+}
+
+Result<StepReport> Trainer::Impl::Step(const std::atomic<bool>* stop) {
+  const double start = Seconds();
+  const DataCursor before = rows->cursor();
+  std::vector<std::vector<TrainRow>> parts(static_cast<std::size_t>(config.accumulate));
+  std::int64_t per_step = 0;
+  for (auto& batch : parts) {
+    for (std::int64_t i = 0; i < config.batch; ++i) AddRow(*train, rows->Next(), batch);
+    for (const TrainRow& row : batch) per_step += static_cast<std::int64_t>(row.inputs.size());
+  }
+  const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, per_step));
+  StepReport r;
+  params->ZeroGrads();
+  balancer->SetProgress(static_cast<double>(state.step) / static_cast<double>(config.steps));
+  for (const auto& batch : parts) {
+    if (batch.empty()) continue;  // documents of one token predict nothing
+    balancer->StartPass({}, scale);
+    K3_ASSIGN(const auto sum, pass->Run(batch, scale));
+    balancer->EndPass();
+    r.loss += sum.nats * scale;
+    if (stop != nullptr && *stop) {  // the half-done step is done again after a resume
+      balancer->Discard();
+      K3_TRY(rows->Seek(before));
+      return Error{Code::kCancelled, "stopped"};
+    }
+  }
+  r.grad_norm = GradientNorm(*params);
+  r.lr = config.lr * config.schedule.At(state.step);
+  r.skipped = !std::isfinite(r.grad_norm) || !std::isfinite(r.loss);
+  if (r.skipped) {
+    ++state.skipped;
+    balancer->Discard();
+  } else {
+    const double clip =
+        config.clip > 0 && r.grad_norm > config.clip ? config.clip / r.grad_norm : 1.0;
+    optimizer->Step(pass->tape().context(), r.lr, config.muon.lr * config.schedule.At(state.step),
+                    clip);
+    r.balance = balancer->Update();
+  }
+  ++state.step;
+  state.tokens += per_step;
+  r.step = state.step, r.tokens = state.tokens, r.skipped_total = state.skipped;
+  const double took = Seconds() - start;
+  step_s = step_s > 0 ? 0.9 * step_s + 0.1 * took : took;
+  r.tokens_per_s = static_cast<double>(per_step) / took;
+  r.steps_left = config.steps - state.step;
+  r.eta_s = step_s * static_cast<double>(r.steps_left);
+  r.memory_bytes = ResidentBytes();
+  return r;
+}
+
+Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Trainer::~Trainer() = default;
+
+Result<std::unique_ptr<Trainer>> Trainer::Open(const TrainConfig& config) {
+  auto impl = std::make_unique<Impl>();
+  impl->config = config;
+  K3_TRY(config.schedule.Check());
+  K3_TRY(config.balance.Check());
+  K3_TRY(impl->Prepare());
+  return std::unique_ptr<Trainer>(new Trainer(std::move(impl)));
+}
+
+Result<bool> Trainer::Run(const RunLimits& limits) {
+  Impl& t = *impl_;
+  const TrainConfig& c = t.config;
+  const double start = Seconds();
+  while (t.state.step < c.steps) {
+    if (limits.stop != nullptr && *limits.stop) break;
+    if (limits.max_seconds > 0 && Seconds() - start >= limits.max_seconds) break;
+    auto step = t.Step(limits.stop);
+    if (!step.ok()) {
+      if (step.error().code == Code::kCancelled) break;
+      return step.error();
+    }
+    K3_TRY(t.Observe(*step, limits));
+    if (t.state.step < c.steps && t.state.step % c.checkpoint_every == 0) K3_TRY(t.Save());
+  }
+  K3_TRY(t.Save());
+  K3_TRY(t.params->Export(c.out + "/model", {t.config_json, t.tokenizer_dir, c.pack_experts}));
+  return t.state.step >= c.steps;
+}
+
+std::int64_t Trainer::step() const { return impl_->state.step; }
+Parameters& Trainer::params() { return *impl_->params; }
+const std::vector<std::string>& Trainer::notes() const { return impl_->notes; }
+const RunMemory& Trainer::memory() const { return impl_->memory; }
+
+}  // namespace k3
