@@ -147,6 +147,11 @@ Result<std::vector<TokenId>> ParseIds(const std::string& text, std::string_view 
   while (!rest.empty()) {
     const std::size_t start = rest.find_first_not_of(kSeparators);
     if (start == std::string_view::npos) break;
+    const auto commas = std::count(rest.begin(), rest.begin() + static_cast<long>(start), ',');
+    if (commas > (ids.empty() ? 0 : 1)) {
+      return Error{Code::kInvalidArgument, fmt::format("{}{} {}: found nothing before a comma",
+                                                       where, item, ids.size() + 1)};
+    }
     rest.remove_prefix(start);
     const std::size_t end = std::min(rest.find_first_of(kSeparators), rest.size());
     const auto id = ParseInteger(rest.substr(0, std::min<std::size_t>(end, 40)), 0,

@@ -31,6 +31,7 @@ Result<std::vector<TokenId>> ReadPrompt(const PromptOptions& options, const Engi
   if (options.ids.has_value()) {
     K3_ASSIGN(ids, ParseIds(*options.ids));
     K3_TRY(CheckIds(ids, engine.model->config().vocab));
+    with_bos |= at_start && !options.no_bos && ids.empty() && engine.bos.has_value();
   } else {
     K3_ASSIGN(const std::string text, ReadText(options));
     ids = engine.tokenizer->Encode(text);

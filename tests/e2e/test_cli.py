@@ -52,7 +52,7 @@ BAD_NUMBERS = [
     ("--top-k", "-1"), ("--repeat-penalty", "0"), ("--frequency-penalty", "1e9"),
     ("--presence-penalty", "x"), ("--logit-bias", "x=1"), ("--logit-bias", "1=nan"),
     ("--logit-bias", "1"), ("--prefill-chunk", "0"), ("--math", "loose"), ("--ids", "1,-2"),
-    ("--ids", "1;2"), ("--ids", "99999999999"), ("--stop", ""),
+    ("--ids", "1;2"), ("--ids", "99999999999"), ("--ids", "1,,2"), ("--ids", ",1"), ("--stop", ""),
 ]
 
 
@@ -63,6 +63,14 @@ def test_cl10_bad_values_are_usage_errors(k3, base, option, value):
     out = k3("run", base, *prompt, option, value, code=2, timeout=10)
     names = {"-n": "--max-tokens"}
     assert names.get(option, option) in out.stderr and out.stdout == ""
+
+
+def test_an_empty_prompt_is_bos_alone(k3, base, demo_model):
+    empty = k3("run", demo_model, "--ids", "", "-n", 4, "--temp", 0, "--json").json()
+    assert len(empty["prompt_ids"]) == 1 and len(empty["ids"]) > 0
+    text = k3("run", demo_model, "-p", "", "-n", 4, "--temp", 0, "--json").json()
+    assert empty["ids"] == text["ids"]
+    assert k3("run", demo_model, "--ids", "", "--no-bos", "-n", 4).stdout == ""
 
 
 def test_cl10_documented_meanings(k3, base, demo_model):

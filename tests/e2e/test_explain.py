@@ -33,6 +33,16 @@ def made_folder(tmp_path_factory):
     return make
 
 
+def seconds_to_parse(folder):
+    """Processor time of Python's json for the index and every header."""
+    start = time.process_time()
+    json.loads((folder / "model.safetensors.index.json").read_bytes())
+    for shard in folder.glob("*.safetensors"):
+        with shard.open("rb") as file:
+            json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return time.process_time() - start
+
+
 def findings(report):
     return {f["topic"]: f["text"] for f in report["findings"]}
 
@@ -66,12 +76,10 @@ def test_inspect_demo_and_its_text(k3):
 ])
 def test_inspect_the_full_k3(k3_bin, made_folder, options, source):
     folder = made_folder(*options)
-    start = time.monotonic()
     done = subprocess.Popen([k3_bin, "inspect", folder, "--json"], stdout=subprocess.PIPE)
     text = done.stdout.read()
     _, status, usage = os.wait4(done.pid, 0)
     done.returncode = os.waitstatus_to_exitcode(status)
-    seconds = time.monotonic() - start
     assert done.returncode == 0
     report = json.loads(text)
     assert report["source"] == source and report["problems"] == []
@@ -88,7 +96,10 @@ def test_inspect_the_full_k3(k3_bin, made_folder, options, source):
     assert facts["experts"].startswith("experts run at width 3584, half of hidden")
     assert facts["residual"] == "cross-layer residual (attention over depth), block 12"
     assert usage.ru_maxrss < 1 << 20, "more than 1 GiB"  # in KiB
-    assert usage.ru_utime + usage.ru_stime < 10, f"{seconds} s"
+    # Ten seconds on an ordinary machine; a slow one is measured by what Python takes for the same
+    # text: the program takes 3 to 5 times that, everything included.
+    took, python = usage.ru_utime + usage.ru_stime, seconds_to_parse(folder)
+    assert took < max(10, 10 * python), f"{took:.1f} s of processor time, Python's json {python:.1f}"
 
 
 def test_inspect_lists_vision_and_problems(k3, model_copy, edit_json):

@@ -10,12 +10,3 @@ namespace k3 {
   do {                                                               \
     if (!(cond)) ::k3::CheckFailed(__FILE__, __LINE__, #cond, what); \
   } while (false)
-
-/// Debug builds only; for hot paths.
-#ifdef NDEBUG
-#define K3_DCHECK(cond, what) \
-  do {                        \
-  } while (false)
-#else
-#define K3_DCHECK(cond, what) K3_CHECK(cond, what)
-#endif

@@ -188,7 +188,9 @@ TEST_F(CheckpointTest, OpensAReleaseSizedFolderInSeconds) {
   ASSERT_TRUE(r.ok()) << r.message();
   EXPECT_EQ(r->tensors().size(), 96u * 5200u);
   RecordProperty("seconds", std::to_string(took));
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // those take ten times as long
   EXPECT_LT(took, 30.0) << "takes 2 to 4 s in a release build";
+#endif
 }
 
 }  // namespace
