@@ -12,7 +12,7 @@ import tempfile
 # A module may include its own files and those of modules with a smaller number; equal is sideways.
 LEVEL = {
     "base": 0, "tensor": 1, "io": 2, "quant": 2, "tokenizer": 2, "chat": 3, "kernels": 3,
-    "layers": 4, "model": 5, "runtime": 6, "train": 6, "serve": 7, "eval": 7,
+    "grammar": 4, "layers": 4, "model": 5, "runtime": 6, "train": 6, "serve": 7, "eval": 7,
 }
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(<[^>]+>|"[^"]+")')
@@ -95,6 +95,9 @@ SAMPLES = [
     ("io/a.cc", '"k3/tokenizer/tokenizer.h"', "sideways"),
     ("chat/a.cc", '"k3/tokenizer/tokenizer.h"', None),
     ("chat/a.cc", '"k3/kernels/exec.h"', "sideways"),
+    ("grammar/a.cc", '"k3/chat/format.h"', None),
+    ("grammar/a.cc", '"k3/layers/kda.h"', "sideways"),
+    ("chat/a.cc", '"k3/grammar/grammar.h"', "upward"),
     ("quant/a_test.cc", '"k3/io/checkpoint.h"', "sideways"),
     ("train/a.cc", '"k3/runtime/session.h"', "sideways"),
     ("eval/a.cc", '"k3/serve/http.h"', "sideways"),

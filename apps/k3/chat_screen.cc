@@ -14,10 +14,13 @@ constexpr const char* kPlain = "\x1b[0m";
 /// A model's text must not steer the terminal.
 std::string WithoutControls(std::string_view text) {
   std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    const bool control = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f;
-    out += control ? '?' : c;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0;
+    const bool c1 = byte == 0xc2 && next >= 0x80 && next < 0xa0;  // U+0080 to U+009F, two bytes
+    const bool c0 = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f;
+    out += c0 || c1 ? '?' : text[i];
+    if (c1) ++i;
   }
   return out;
 }

@@ -46,6 +46,7 @@ constexpr const char* kCommands =
     "/exit         leave, as does Ctrl-D; Ctrl-C stops a reply\n"
     "A line that begins with // is a question that begins with /.";
 
+constexpr std::size_t kMaxHistory = std::size_t{1} << 26;  // bytes of a file for /load
 constexpr std::int64_t kManyTokens = std::numeric_limits<std::int32_t>::max();
 
 struct ChatCommandOptions {
@@ -122,17 +123,18 @@ Status Chat::Save(const std::string& path) {
 }
 
 Status Chat::Load(const std::string& path) {
-  K3_ASSIGN(const std::string text, ReadTextFile(path));
+  K3_ASSIGN(const std::string text, ReadTextFile(path, kMaxHistory));
   K3_ASSIGN(const nlohmann::json json, ParseJson(text, path));
   const bool wrapped = json.is_object() && json.contains("messages");
   const nlohmann::json& list = wrapped ? json["messages"] : json;
   std::vector<chat::Message> messages;
-  if (!wrapped || !list.empty()) {  // an empty conversation can be saved
+  if (!list.is_array() || !list.empty()) {  // an empty conversation can be saved
     if (const auto error = chat::ParseMessages(list, messages)) {
       return Error{error->code, fmt::format("{}: {}: {}", path, error->param, error->message)};
     }
   }
-  return conversation_.Load(std::move(messages));
+  const Status loaded = conversation_.Load(std::move(messages));
+  return loaded.ok() ? loaded : Status(Error{loaded.error().code, path + ": " + loaded.message()});
 }
 
 Result<Chat::Next> Chat::Command(std::string_view name, const std::string& rest) {
@@ -261,10 +263,12 @@ void AddChat(CLI::App& root, Action& action) {
       ->type_name("TEXT");
   AddInteger(*app, "-n,--max-tokens", o->max_tokens, {1, kManyTokens},
              "Most tokens of one reply, thoughts included (default 512)");
-  app->add_flag("--no-thinking", o->no_thinking, "Answer at once, without a think element");
+  auto* at_once =
+      app->add_flag("--no-thinking", o->no_thinking, "Answer at once, without a think element");
   app->add_option("--effort", o->effort, "How much to think: low, medium, high or max")
       ->check(CLI::IsMember({"low", "medium", "high", "max"}))
-      ->type_name("LEVEL");
+      ->type_name("LEVEL")
+      ->excludes(at_once);
   auto* shown = app->add_flag_callback(
       "--think-output", [o] { o->think_output = true; },
       "Print the thoughts (default: on a terminal only)");

@@ -1,6 +1,7 @@
 // k3 info: what this build and this machine can do.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "commands.h"
@@ -37,6 +38,12 @@ std::vector<std::string> MachineIsas() {
   add(__builtin_cpu_supports("avx512vnni"), "avx512vnni");
   add(__builtin_cpu_supports("avx512bf16"), "avx512bf16");
 #endif
+  for (const cpu::SimdTable* table : cpu::SupportedTables()) {
+    const std::string_view name = table->name;
+    if (name != "scalar" && std::find(found.begin(), found.end(), name) == found.end()) {
+      found.emplace_back(name);
+    }
+  }
   return found;
 }
 

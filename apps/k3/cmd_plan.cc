@@ -54,13 +54,21 @@ Result<std::vector<MemoryPlan>> Sweep(const Inventory& inventory, PlanOptions op
   return plans;
 }
 
-Result<PlanReport> Make(const PlanCommand& o) {
+Result<Inventory> Take(const std::string& model) {
   if (const auto table = cpu::ChooseTable(); !table.ok()) return table.error();
-  PlanReport report;
-  K3_ASSIGN(report.model, ResolveModel(o.engine.model));
-  K3_ASSIGN(const Inventory inventory, TakeInventory(report.model));
+  K3_ASSIGN(const std::string path, ResolveModel(model));
+  K3_ASSIGN(Inventory inventory, TakeInventory(path));
   for (const std::string& warning : inventory.warnings) Warn(warning);
-  for (const std::string& problem : inventory.problems) Warn(problem);
+  if (!inventory.problems.empty()) {
+    Warn(fmt::format("{}: {} problems, k3 inspect lists them; the first: {}", path,
+                     inventory.problems.size(), inventory.problems[0]));
+  }
+  return inventory;
+}
+
+Result<PlanReport> Make(const PlanCommand& o, const Inventory& inventory) {
+  PlanReport report;
+  report.model = inventory.path;
   report.source = Name(inventory.source);
   report.limit = UsableMemory();
   report.memory_given = o.engine.memory > 0;
@@ -85,7 +93,14 @@ Result<PlanReport> Make(const PlanCommand& o) {
 }
 
 int Plan(const PlanCommand& o) {
-  const auto report = Make(o);
+  const auto inventory = Take(o.engine.model);
+  if (!inventory.ok()) return Fail(inventory.error());
+  if (const std::int64_t limit = inventory->config.max_positions; o.context > limit) {
+    Complain(fmt::format("--context: found {}, expected at most {}, the limit of {}", o.context,
+                         limit, inventory->path));
+    return kExitUsage;
+  }
+  const auto report = Make(o, *inventory);
   if (!report.ok()) return Fail(report.error());
   if (!o.svg.empty()) {
     const Status s = WriteFileAtomically(o.svg, PlanSvg(*report));
@@ -107,7 +122,7 @@ void AddPlan(CLI::App& root, Action& action) {
   CLI::App* app = root.add_subcommand("plan", "Memory and speed before loading");
   app->footer(std::string(kHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
-  AddInteger(*app, "--context,--ctx", o->context, {1, std::numeric_limits<std::int32_t>::max()},
+  AddInteger(*app, "--ctx,--context", o->context, {1, std::numeric_limits<std::int32_t>::max()},
              "Tokens of every sequence (default 4096, or the model's limit if that is less)");
   AddInteger(*app, "--batch", o->batch, {1, 1 << 16}, "Sequences at once (default 1)");
   AddInteger(*app, "--prefill-chunk", o->engine.prefill_chunk, {1, 1 << 20},

@@ -11,6 +11,7 @@ using Action = std::function<int()>;
 
 void AddRun(CLI::App& root, Action& action);
 void AddChat(CLI::App& root, Action& action);
+void AddServe(CLI::App& root, Action& action);
 void AddTokenize(CLI::App& root, Action& action);
 void AddEval(CLI::App& root, Action& action);
 void AddTrace(CLI::App& root, Action& action);

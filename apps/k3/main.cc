@@ -18,6 +18,7 @@ constexpr const char* kFooter =
     "Examples:\n"
     "  k3 run -p \"Once upon a time\" -n 60\n"
     "  k3 chat MODEL\n"
+    "  k3 serve MODEL --port 8080\n"
     "  k3 tokenize -p \"Hello, world\"\n"
     "  k3 eval ppl --text books.txt --docs 8\n"
     "Without MODEL a command uses the demo model, or the folder that K3_MODEL names.";
@@ -89,6 +90,7 @@ int Main(int argc, char** argv) {
   Action action;
   AddRun(app, action);
   AddChat(app, action);
+  AddServe(app, action);
   AddTokenize(app, action);
   AddEval(app, action);
   AddTrace(app, action);

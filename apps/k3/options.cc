@@ -90,18 +90,24 @@ CLI::Option* AddReal(CLI::App& app, const std::string& name, double& value, Real
       ->type_name("X");
 }
 
-CLI::Option* AddMemory(CLI::App& app, std::int64_t& value) {
+CLI::Option* AddBytes(CLI::App& app, const std::string& name, std::int64_t& value,
+                      const std::string& help) {
   return app
       .add_option_function<std::string>(
-          "--memory",
-          [&value](const std::string& text) {
+          name,
+          [&value, name](const std::string& text) {
             auto parsed = ParseBytes(text);
-            if (!parsed.ok()) Refuse("--memory", parsed.message());
+            if (!parsed.ok()) Refuse(name, parsed.message());
             value = *parsed;
           },
-          "Memory to plan with, such as 512M, 64G or 64Gi (default: what the machine or the "
-          "control group has left)")
+          help)
       ->type_name("BYTES");
+}
+
+CLI::Option* AddMemory(CLI::App& app, std::int64_t& value) {
+  return AddBytes(app, "--memory", value,
+                  "Memory to plan with, such as 512M, 64G or 64Gi (default: what the machine or "
+                  "the control group has left)");
 }
 
 CLI::Option* AddSeed(CLI::App& app, std::uint64_t& value) {

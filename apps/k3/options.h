@@ -30,6 +30,9 @@ CLI::Option* AddInteger(CLI::App& app, const std::string& name, std::int64_t& va
                         const std::string& help);
 CLI::Option* AddReal(CLI::App& app, const std::string& name, double& value, RealRange range,
                      const std::string& help);
+/// A number of bytes with or without a unit.
+CLI::Option* AddBytes(CLI::App& app, const std::string& name, std::int64_t& value,
+                      const std::string& help);
 /// --memory BYTES with units; 0 stays when it is not given.
 CLI::Option* AddMemory(CLI::App& app, std::int64_t& value);
 CLI::Option* AddSeed(CLI::App& app, std::uint64_t& value);

@@ -141,7 +141,9 @@ double TimeMs(Body&& body, int repeats = 20, int warm = 3) {
 // The two halves of the program; each returns how many of its rows failed.
 struct Report;
 int RunChecks(Report& report, bool small);
+int RunFusedDecodeChecks(Report& report, bool small);
 void RunBench(Report& report);
+void RunForwardBench(Report& report);
 void RunDecodeBench(Report& report);
 void RunProfile();  // each kernel of H96 1x8192 twice, for a profiler
 

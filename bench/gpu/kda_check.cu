@@ -189,6 +189,7 @@ int RunChecks(Report& report, bool small) {
   failed += !CheckDecode(report, 128, -5.f, 0, 90);
   failed += !CheckDecode(report, 128, 0.f, 3, 90);
   if (!small) failed += !CheckDecode(report, 128, -5.f, 8, 700);
+  failed += RunFusedDecodeChecks(report, small);
   std::vector<Case> cases = {{"edges", {}, 1e-2}, {"mid T=200", {}, 1e-2}};
   cases[0].problem.lengths = {0, 1, 31, 33, 0, 64, 2};
   cases[0].problem.regime = Regime::kMix, cases[0].problem.initial_state = true;

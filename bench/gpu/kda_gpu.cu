@@ -1,5 +1,5 @@
 // Checks and times the CUDA KDA on this machine's GPU and prints one table.
-//   k3_kda_gpu [check|small|bench|decode|profile|all] [--json FILE] [--commit TEXT]
+//   k3_kda_gpu [check|small|bench|forward|decode|profile|all] [--json FILE] [--commit TEXT]
 // Exit status: 0 all rows within their limits, 1 some are not, 3 CUDA failed, 77 no GPU.
 #include <cstring>
 #include <string>
@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
   }
   int failed = 0;
   if (mode == "profile") k3::bench::RunProfile();
+  if (mode == "forward") k3::bench::RunForwardBench(report);
   if (mode == "decode") k3::bench::RunDecodeBench(report);
   if (mode == "check" || mode == "small" || mode == "all")
     failed = k3::bench::RunChecks(report, mode == "small");

@@ -49,12 +49,15 @@ class Head {
   std::int64_t StateAt() const {
     return (static_cast<std::int64_t>(sequence_) * p_.n_heads + head_) * D_ * D_;
   }
+  double Value(int which, const Bits& bits, std::size_t at) const {
+    return x_.wide[which].empty() ? static_cast<double>(FromBits(bits[at])) : x_.wide[which][at];
+  }
   void LoadToken(std::int64_t t) {
     const std::int64_t at = (begin_ + t) * x_.row + head_ * D_;
     double qq = 0, kk = 0;
     for (std::int64_t d = 0; d < D_; ++d) {
       const auto from = Size(at + d), to = Size(t * D_ + d);
-      q_[to] = FromBits(x_.q[from]), k_[to] = FromBits(x_.k[from]), v_[to] = FromBits(x_.v[from]);
+      q_[to] = Value(0, x_.q, from), k_[to] = Value(1, x_.k, from), v_[to] = Value(2, x_.v, from);
       qq += q_[to] * q_[to], kk += k_[to] * k_[to];
       const double z = FromBits(x_.f[from]) + static_cast<double>(x_.dt_bias[Size(head_ * D_ + d)]);
       z_[to] = z;

@@ -35,6 +35,7 @@ struct Inputs {
   std::vector<std::int32_t> cu;
   Bits q, k, v, f, beta, d_o;
   std::vector<float> a_log, dt_bias, state, d_state;
+  std::vector<double> wide[3];  // if not empty: rows in the place of q, k, v, not rounded
 };
 Inputs MakeInputs(const Problem& p);
 

@@ -92,6 +92,34 @@ k3_kda_status k3_kda_forward(const k3_kda_batch* batch, const k3_kda_inputs* inp
 k3_kda_status k3_kda_decode(const k3_kda_batch* batch, const k3_kda_inputs* inputs, void* o,
                             int64_t o_row_stride, float* state, float* token_states, void* stream);
 
+/* What a decode step may do around the recurrence, in the same launch.
+ * k3_kda_conv: q, k and v of the call are rows x before a causal convolution of width 4 and SiLU,
+ *   y_t[c] = silu(sum_j w[c][j] x_{t - 3 + j}[c]);
+ * y takes the place of x and is not rounded. Arrays hold those of q, k, v in this order.
+ * weights: f32 [n_heads D][4], aligned to 16 bytes; tap 3 meets the current token.
+ * tails: bf16 [n_sequences][3][n_heads D], aligned to 8 bytes: the rows before each sequence,
+ * oldest first, replaced by its last three. An empty sequence keeps them. token_tails, all null or
+ * none: bf16 [n_tokens][3][n_heads D], the tails after each token, so that a rejected draft rolls
+ * back by copying one of each. k3_kda_norm: o is replaced by weight o / sqrt(mean_D(o^2) + eps)
+ * sigmoid(gate), eps > 0; gate is a tensor as q, weight [D] f32, aligned to 16 bytes. */
+typedef struct k3_kda_conv {
+  const float* weights[3];
+  void* tails[3];
+  void* token_tails[3];
+} k3_kda_conv;
+typedef struct k3_kda_norm {
+  k3_kda_tensor gate;
+  const float* weight;
+  float eps;
+} k3_kda_norm;
+
+/* k3_kda_decode with either part, or both; a null pointer leaves a part out. Tails must not overlap
+ * anything else that the call reads or writes. */
+k3_kda_status k3_kda_decode_fused(const k3_kda_batch* batch, const k3_kda_inputs* inputs,
+                                  const k3_kda_conv* conv, const k3_kda_norm* norm, void* o,
+                                  int64_t o_row_stride, float* state, float* token_states,
+                                  void* stream);
+
 /* Gradients of sum(o do) + sum(final_state d_final_state) by everything the forward pass reads.
  * dq, dk, dv, df: bf16 [n_tokens, n_heads, D] without row padding; dbeta: f32 [n_tokens, n_heads],
  * by the logit b; da_log [n_heads] and ddt_bias [n_heads D]: f32, overwritten, summed in an order

@@ -109,10 +109,24 @@ def test_commands_that_fail_end_a_pipe_with_1(k3, base, tmp_path):
 
 
 def test_wrong_usage(k3, base):
-    for args in (["-n", "0"], ["--effort", "huge"], ["--raw", "--chat"], ["--temp", "nan"]):
+    for args in (["-n", "0"], ["--effort", "huge"], ["--raw", "--chat"], ["--temp", "nan"],
+                 ["--effort", "low", "--no-thinking"]):
         k3("chat", base, *args, code=2)
     told = k3("chat", base, "--effort", "low", stdin="x\n", code=1)
     assert "chat_bodies.json" in told.stderr
+    told = k3("chat", base, "--raw", "--effort", "low", stdin="x\n", code=1)
+    assert "effort" in told.stderr and "chat format" in told.stderr
+
+
+def test_histories_that_do_not_fit_the_model(k3, base, demo_model, tmp_path):
+    file = tmp_path / "h.json"
+    for history, model, words in (
+            ({"messages": None}, base, "messages: found null"),
+            ({"messages": [{"role": "system", "content": "s"}]}, demo_model, "found a system"),
+            ({"messages": [{"role": "user", "content": "x " * (1 << 26)}]}, base, "more than")):
+        file.write_text(json.dumps(history))
+        bad = chat(k3, model, f"/load {file}", code=1)
+        assert words in bad.stderr and "h.json" in bad.stderr and bad.stderr.count("\n") == 1
 
 
 def test_effort_with_bodies(k3, base, model_copy, tmp_path):

@@ -196,8 +196,9 @@ def test_plan_refuses_bad_sizes(k3, value):
 
 
 def test_plan_refuses_contexts_past_the_limit(k3):
-    out = k3("plan", "--context", 4097, code=1).stderr
-    assert "4097" in out and "4096" in out
+    out = k3("plan", "--context", 4097, code=2).stderr
+    assert "--context" in out and "4097" in out and "4096" in out
+    assert "--context" in k3("plan", "--context", 0, code=2).stderr
 
 
 # ---- the engine respects the plan

@@ -3,9 +3,12 @@
 base_packages=(
   g++ cmake ninja-build ccache lld git ca-certificates
   libfmt-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libxxhash-dev libtomlplusplus-dev
+  prometheus-cpp-dev
   libgtest-dev libgmock-dev libbenchmark-dev
   python3 python3-venv python3-numpy
 )
+# Boost 1.74 and 1.81 exclude each other, and either will do: what is there stays.
+[[ -e /usr/include/boost/beast.hpp ]] || base_packages+=(libboost1.81-dev)
 # Only for fmt, lint, tidy and fuzz; those verbs install them when first used.
 clang_packages=(clang-19 clang-tidy-19 clang-format-19 libclang-rt-19-dev)
 

@@ -102,7 +102,7 @@ MemoryLimit UsableMemory(const std::string& root) {
     if (m.machine_total == 0 || group->limit < m.machine_total) {
       m.group_limit = group->limit;
       if (m.bytes == 0 || group->free < m.bytes) {
-        m.bytes = group->free;
+        m.bytes = std::max<std::int64_t>(1, group->free);  // 0 would mean: not known
         m.source = "control group";
       }
     }

@@ -48,6 +48,17 @@ TEST(Memory, TheTightestGroupOnTheWayUpCounts) {
   EXPECT_EQ(m.source, "control group");
 }
 
+TEST(Memory, AFullGroupLeavesNextToNothingNotTheUnknown) {
+  FakeRoot root;
+  root.Machine();
+  root.Put("proc/self/cgroup", "0::/a\n");
+  root.Put("sys/fs/cgroup/a/memory.max", "800000\n");
+  root.Put("sys/fs/cgroup/a/memory.current", "800000\n");
+  const MemoryLimit m = UsableMemory(root.path());
+  EXPECT_EQ(m.bytes, 1);  // 0 stands for "not known", and nothing would be checked
+  EXPECT_EQ(m.source, "control group");
+}
+
 TEST(Memory, VersionOneAndAPathThatIsNotMounted) {
   FakeRoot root;
   root.Machine();

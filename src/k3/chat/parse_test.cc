@@ -272,5 +272,15 @@ TEST(ReplyParser, AnyMixtureOfTagsIsTheSameForEveryCut) {
   }
 }
 
+TEST(ReplyParser, OtherSpecialTokensAreNoText) {
+  ReplyParser parser(Tiny(), FindMarkup(Tiny()).value(), Section::kResponse);
+  for (const char* name : {"[EOT]", "[BOS]", "<|media_begin|>"}) {
+    const auto id = Tiny().SpecialId(name);
+    ASSERT_TRUE(id.has_value()) << name;
+    EXPECT_EQ(parser.Push(*id).content, "") << name;
+  }
+  EXPECT_EQ(parser.message().Text(), "");
+}
+
 }  // namespace
 }  // namespace k3::chat

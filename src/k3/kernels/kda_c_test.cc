@@ -16,6 +16,9 @@ TEST(KdaCInterfaceTest, WithoutCudaEveryCallSaysSo) {
                            nullptr),
             K3_KDA_NO_CUDA);
   EXPECT_EQ(k3_kda_decode(&batch, nullptr, nullptr, 0, nullptr, nullptr, nullptr), K3_KDA_NO_CUDA);
+  EXPECT_EQ(
+      k3_kda_decode_fused(&batch, nullptr, nullptr, nullptr, nullptr, 0, nullptr, nullptr, nullptr),
+      K3_KDA_NO_CUDA);
   EXPECT_LT(k3_kda_forward_workspace(&batch, -5.f, K3_KDA_AUTO), 0);
   EXPECT_STREQ(k3_kda_status_text(K3_KDA_NO_CUDA), "this build has no CUDA");
 }
@@ -71,6 +74,49 @@ TEST(KdaCInterfaceTest, RefusesBadArgumentsBeforeAnyLaunch) {
   EXPECT_EQ(
       k3_kda_forward(&batch, &good, bytes, 256, nullptr, nullptr, K3_KDA_SPLIT, bytes, 64, nullptr),
       K3_KDA_SMALL_WORKSPACE);
+}
+
+TEST(KdaCInterfaceTest, FusedDecodeRefusesHalfGivenParts) {
+  if (!k3::BuiltWithCuda()) GTEST_SKIP() << "this build has no CUDA backend";
+  alignas(16) static char bytes[64];
+  const k3_kda_tensor tensor = {bytes, 256};
+  auto* floats = reinterpret_cast<float*>(bytes);
+  const k3_kda_inputs inputs = {tensor, tensor, tensor, tensor, {bytes, 2},
+                                floats, floats, -5.f,   1.f};
+  const k3_kda_conv conv = {{floats, floats, floats}, {bytes, bytes, bytes}, {}};
+  const k3_kda_norm norm = {tensor, floats, 1e-5f};
+  const k3_kda_batch batch = Batch();
+  auto decode = [&](const k3_kda_conv& c, const k3_kda_norm& n) {
+    return k3_kda_decode_fused(&batch, &inputs, &c, &n, bytes, 256, floats, nullptr, nullptr);
+  };
+  for (int i = 0; i < 3; ++i) {
+    k3_kda_conv bad = conv;
+    bad.weights[i] = nullptr;
+    EXPECT_EQ(decode(bad, norm), K3_KDA_INVALID) << i;
+    bad = conv;
+    bad.weights[i] = floats + 1;
+    EXPECT_EQ(decode(bad, norm), K3_KDA_INVALID) << "misaligned weights " << i;
+    bad = conv;
+    bad.tails[i] = nullptr;
+    EXPECT_EQ(decode(bad, norm), K3_KDA_INVALID) << i;
+    bad = conv;
+    bad.tails[i] = bytes + 4;
+    EXPECT_EQ(decode(bad, norm), K3_KDA_INVALID) << "a misaligned tail " << i;
+    bad = conv;
+    bad.token_tails[i] = bytes;
+    EXPECT_EQ(decode(bad, norm), K3_KDA_INVALID) << "one of three token tails " << i;
+  }
+  for (const float eps : {0.f, -1.f, 1e31f, __builtin_nanf("")}) {
+    k3_kda_norm bad = norm;
+    bad.eps = eps;
+    EXPECT_EQ(decode(conv, bad), K3_KDA_INVALID) << eps;
+  }
+  k3_kda_norm bad = norm;
+  bad.weight = nullptr;
+  EXPECT_EQ(decode(conv, bad), K3_KDA_INVALID);
+  bad = norm;
+  bad.gate.row_stride = 128;
+  EXPECT_EQ(decode(conv, bad), K3_KDA_INVALID) << "rows overlap";
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "k3/kernels/backend.h"
 #include "k3/kernels/cpu/cpu_backend.h"
 #include "k3/kernels/cpu/isa.h"
+#include "k3/kernels/cuda_backend.h"
 
 namespace k3 {
 namespace {
@@ -25,9 +26,10 @@ std::vector<float> Values(std::uint64_t seed, std::int64_t n, double low = -1, d
   return v;
 }
 
-/// Owns inputs and the output of one case.
+/// Owns inputs and the output of one case, in a GPU's memory if one is given.
 class Bench {
  public:
+  explicit Bench(CudaBackend* gpu = nullptr) : gpu_(gpu) {}
   CMat In(std::uint64_t seed, std::int64_t rows, std::int64_t cols, double low = -1,
           double high = 1) {
     return CMat(Keep(Values(seed, rows * cols, low, high)), {rows, cols});
@@ -39,16 +41,42 @@ class Bench {
     return {WeightFormat::kF32, rows, cols, Keep(Values(seed, rows * cols)), nullptr};
   }
   float* Keep(std::vector<float> v) {
+    if (gpu_ != nullptr) return OnGpu(v);
     kept_.push_back(std::make_unique<std::vector<float>>(std::move(v)));
     return kept_.back()->data();
   }
   Mat Out(std::int64_t rows, std::int64_t cols) {
     out.assign(static_cast<std::size_t>(rows * cols), 0.f);
-    return Mat(out.data(), {rows, cols});
+    gpu_out_ = gpu_ != nullptr ? OnGpu(out) : nullptr;
+    return Mat(gpu_ != nullptr ? gpu_out_ : out.data(), {rows, cols});
+  }
+  /// Brings the output home; the first error of the GPU, also of the op.
+  Status Finish() {
+    if (gpu_ == nullptr) return Status();
+    if (Status status = gpu_->Wait(); !status.ok()) return status;
+    if (!status_.ok() || gpu_out_ == nullptr) return status_;
+    return gpu_->CopyToHost(out.data(), gpu_out_, static_cast<std::int64_t>(4 * out.size()));
   }
   std::vector<float> out;
 
  private:
+  float* OnGpu(const std::vector<float>& v) {
+    const auto bytes = static_cast<std::int64_t>(4 * v.size());
+    auto buffer = gpu_->Allocate(bytes);
+    if (!buffer.ok()) {
+      status_ = buffer.status();
+      return nullptr;
+    }
+    on_gpu_.push_back(std::move(*buffer));
+    auto* data = static_cast<float*>(on_gpu_.back().data());
+    if (Status status = gpu_->CopyToDevice(data, v.data(), bytes); !status.ok()) status_ = status;
+    return data;
+  }
+
+  CudaBackend* gpu_;
+  Status status_;
+  std::vector<DeviceBuffer> on_gpu_;
+  float* gpu_out_ = nullptr;
   std::vector<std::unique_ptr<std::vector<float>>> kept_;
 };
 
@@ -232,6 +260,17 @@ OpProbeCell Judge(const std::string& backend, const std::vector<float>& got,
   return {backend, agrees ? ProbeState::kAgrees : ProbeState::kDiffers, error};
 }
 
+/// The op on the first GPU; `gpu` is null where there is none.
+OpProbeCell ProbeCuda(const Probe& probe, CudaBackend* gpu, const std::vector<float>& want) {
+  if (!CudaHas(probe.op)) return {"cuda", ProbeState::kNotImplemented, 0};
+  if (gpu == nullptr) return {"cuda", ProbeState::kNotHere, 0};
+  Bench bench(gpu);
+  probe.run(*gpu, bench);
+  const Status status = bench.Finish();
+  if (!status.ok()) return {"cuda", ProbeState::kDiffers, HUGE_VAL};
+  return Judge("cuda", bench.out, want);
+}
+
 }  // namespace
 
 std::string_view Name(ProbeState state) {
@@ -254,6 +293,7 @@ std::vector<OpProbeRow> ProbeOps() {
   ThreadPool pool(1);
   ReferenceBackend reference;
   const auto tables = cpu::SupportedTables();
+  const auto gpu = MakeCudaBackend(0);
   std::vector<OpProbeRow> rows;
   for (const Probe& probe : kProbes) {
     const std::vector<float> want = Output(probe, reference);
@@ -268,7 +308,7 @@ std::vector<OpProbeRow> ProbeOps() {
       cpu::CpuBackend backend(pool, **it);
       row.cells.push_back(Judge(name, Output(probe, backend), want));
     }
-    row.cells.push_back({"cuda", ProbeState::kNotImplemented, 0});  // no GPU backend yet
+    row.cells.push_back(ProbeCuda(probe, gpu.ok() ? gpu->get() : nullptr, want));
     rows.push_back(std::move(row));
   }
   return rows;

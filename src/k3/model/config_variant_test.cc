@@ -182,6 +182,26 @@ TEST(Variant, ContradictionsAreRefusedWithTheirWords) {
   }
 }
 
+// Spec section 15.5: what holds when a key is absent.
+TEST(Variant, DefaultsOfTheSettings) {
+  const json gqa{{"num_kv_heads", 2}, {"head_dim", 4}, {"rope", "neox"}};
+  const json variant{{"attention", {{"pattern", {"gqa"}}, {"gqa", gqa}}},
+                     {"router", {{"space", "encoder"}, {"encoder_dim", 4}}},
+                     {"residual", {{"mode", "scaled"}}}};
+  const json patch{{"attn_res_block_size", nullptr}, {"linear_attn_config", nullptr}};
+  const auto c = ParseConfig(Released(variant, patch));
+  ASSERT_TRUE(c.ok()) << c.message();
+  EXPECT_EQ(c->gqa.rope_theta, 10000.0);
+  EXPECT_FALSE(c->gqa.output_gate || c->gqa.qk_norm);
+  EXPECT_EQ(c->moe.encoder_act, EncoderAct::kSilu);
+  EXPECT_EQ(c->residual.alpha_init, 1.0);
+  EXPECT_FALSE(c->residual.fixed_depth_alpha || c->residual.attention_only);
+  const json softplus{{"linear_attn_config", {{"gate_lower_bound", nullptr}}}};
+  EXPECT_EQ(ParseConfig(Released(json::object(), softplus))->kda.lower_bound, std::nullopt);
+  const json bounded{{"decay", {{"form", "bounded"}}}};
+  EXPECT_EQ(ParseConfig(Released(bounded, softplus))->kda.lower_bound, -5.0f);
+}
+
 TEST(Variant, BesideATextConfig) {
   ExpectRefused(TinyK3(json::object(), {{"k3_variant", json::object()}}),
                 "k3_variant belongs inside text_config");

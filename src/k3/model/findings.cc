@@ -55,6 +55,11 @@ class Finder {
     out_.push_back({std::move(topic), std::move(text), Basis::kConfig, std::move(key)});
   }
   const TensorGroup* Group(std::string_view suffix) const { return i_.Find(suffix); }
+  /// A damaged file may give any shape: what reads one asks for a matrix.
+  const TensorGroup* Matrix(std::string_view suffix) const {
+    const TensorGroup* g = Group(suffix);
+    return g != nullptr && g->shape.size() == 2 ? g : nullptr;
+  }
   /// "self_attn.q_proj.weight [256, 64], 9 of them"
   static std::string Show(const TensorGroup& g) {
     std::string_view name = g.pattern;
@@ -122,6 +127,9 @@ void Finder::Attention() {
   Say("attention", "layers: " + text, evidence);
 }
 
+constexpr const char* kDecayKeys =
+    "linear_attn_config.gate_lower_bound, unless k3_variant.decay says otherwise";
+
 void Finder::Kda() {
   const TensorGroup* a_log = Group("self_attn.A_log");
   if (a_log == nullptr || !c_.has(AttentionKind::kKda)) return;
@@ -144,12 +152,11 @@ void Finder::Kda() {
         Show(*conv));
   }
   if (c_.kda.lower_bound) {
-    SayConfig("decay", fmt::format("decay bounded at {:g}", *c_.kda.lower_bound),
-              "gate_lower_bound");
+    SayConfig("decay", fmt::format("decay bounded at {:g}", *c_.kda.lower_bound), kDecayKeys);
   } else {
-    SayConfig("decay", "unbounded softplus decay", "gate_lower_bound is absent");
+    SayConfig("decay", "unbounded softplus decay", kDecayKeys);
   }
-  const TensorGroup* low = Group("self_attn.g_a_proj.weight");
+  const TensorGroup* low = Matrix("self_attn.g_a_proj.weight");
   if (low != nullptr) {
     Say("KDA output gate", fmt::format("low rank: {}", low->shape[0]), Show(*low));
   } else {
@@ -158,15 +165,13 @@ void Finder::Kda() {
 }
 
 void Finder::Mla() {
-  const TensorGroup* kv_a = Group("self_attn.kv_a_proj_with_mqa.weight");
-  const TensorGroup* kv_b = Group("self_attn.kv_b_proj.weight");
-  if (kv_a == nullptr || kv_b == nullptr || kv_a->shape.size() != 2 || kv_b->shape.size() != 2) {
-    return;
-  }
+  const TensorGroup* kv_a = Matrix("self_attn.kv_a_proj_with_mqa.weight");
+  const TensorGroup* kv_b = Matrix("self_attn.kv_b_proj.weight");
+  if (kv_a == nullptr || kv_b == nullptr) return;
   Say("key-value compression",
       fmt::format("{} values a token and layer instead of {}", kv_a->shape[0], kv_b->shape[0]),
       fmt::format("{}; {}", Show(*kv_a), Show(*kv_b)));
-  if (const TensorGroup* q_a = Group("self_attn.q_a_proj.weight")) {
+  if (const TensorGroup* q_a = Matrix("self_attn.q_a_proj.weight")) {
     Say("query compression", fmt::format("queries through rank {}", q_a->shape[0]), Show(*q_a));
   } else {
     Say("query compression", "none: queries are projected directly", "no self_attn.q_a_proj");
@@ -193,7 +198,7 @@ void Finder::Gqa() {
 void Finder::Residual() {
   const TensorGroup* proj = Group("self_attention_res_proj.weight");
   const TensorGroup* alpha = Group("self_attention_res_alpha");
-  const TensorGroup* gate = Group("self_attention_res_gate.weight");
+  const TensorGroup* gate = Matrix("self_attention_res_gate.weight");
   const TensorGroup* gamma = Group("self_attention_res_gamma");
   if (proj != nullptr) {
     Say("residual",
@@ -216,20 +221,20 @@ void Finder::Residual() {
   } else if (c_.residual.fixed_depth_alpha) {
     SayConfig("residual", "scaled by (2L)^-1/2", "k3_variant.residual.alpha_schedule");
   } else {
-    Say("residual", "plain", "no tensor of a residual site");
+    Say("residual", "plain", "the config names no tensor of a residual site");
   }
 }
 
 void Finder::FeedForward() {
-  if (const TensorGroup* dense = Group("mlp.gate_proj.weight")) {
+  if (const TensorGroup* dense = Matrix("mlp.gate_proj.weight")) {
     Say("dense layers",
         fmt::format("{} of {} layers, width {}", dense->count, c_.n_layers, dense->shape[0]),
         Show(*dense));
   }
-  const TensorGroup* packed = Group("experts.*.w1.weight_packed");
-  const TensorGroup* plain = Group("experts.*.w1.weight");
+  const TensorGroup* packed = Matrix("experts.*.w1.weight_packed");
+  const TensorGroup* plain = Matrix("experts.*.w1.weight");
   const TensorGroup* w1 = packed != nullptr ? packed : plain;
-  if (w1 == nullptr || w1->shape.size() != 2) return;
+  if (w1 == nullptr) return;
   Experts(*w1);
   Storage(*w1);
 }
@@ -256,7 +261,7 @@ void Finder::Experts(const TensorGroup& w1) {
   const std::int64_t per_layer = c_.moe.n_experts;
   SayConfig("routing", fmt::format("{} of {} experts a token", c_.moe.top_k, per_layer),
             "num_experts_per_token");
-  if (const TensorGroup* shared = Group("shared_experts.gate_proj.weight")) {
+  if (const TensorGroup* shared = Matrix("shared_experts.gate_proj.weight")) {
     Say("shared experts",
         fmt::format("{} of them as one of width {}", shared->shape[0] / c_.moe.intermediate,
                     shared->shape[0]),
@@ -282,8 +287,8 @@ void Finder::Storage(const TensorGroup& w1) {
 }
 
 void Finder::Router() {
-  const TensorGroup* gate = Group("block_sparse_moe.gate.weight");
-  if (gate == nullptr || gate->shape.size() != 2) return;
+  const TensorGroup* gate = Matrix("block_sparse_moe.gate.weight");
+  if (gate == nullptr) return;
   const std::int64_t in = gate->shape[1];
   std::string text = "router reads the hidden state";
   std::string evidence = Show(*gate);
@@ -329,7 +334,7 @@ void Finder::Extra() {
   std::string names;
   std::size_t shown = 0;
   for (const TensorGroup& g : i_.groups) {
-    if (g.role != "unexpected" || ++shown > 5) continue;
+    if (g.role != kUnexpectedRole || ++shown > 5) continue;
     names += fmt::format("{}{}", names.empty() ? "" : "; ", Show(g));
   }
   Say("extra tensors",

@@ -106,10 +106,11 @@ class Taker {
   std::size_t n_problems_ = 0;
 
   // The expert whose tensors are being visited.
-  std::int64_t expert_ = -1, layer_ = -1, expert_params_ = 0, active_expert_params_ = 0;
+  std::int64_t expert_ = -1, layer_ = -1;
   std::int64_t begin_ = 0, end_ = 0, sum_ = 0;
   std::int32_t expert_shard_ = -1;
   bool placed_ = false;
+  bool chosen_ = true;  // a token uses the tensor being visited; of the experts the first top_k do
 };
 
 Status Taker::Open(const std::string& dir) {
@@ -215,6 +216,7 @@ void Taker::Count(std::string_view role, const std::string& full, const std::str
   r.tensors += 1;
   r.parameters += parameters;
   r.bytes += item.bytes;
+  if (chosen_) out_.active_parameters += parameters;
   out_.tensors += 1;
   out_.bytes += item.bytes;
   if (!index_.file_of.empty() || !found_.empty()) used_.insert(full);
@@ -298,9 +300,8 @@ void Taker::CloseExpert() {
 Status Taker::Visit(const TensorSpec& spec) {
   name_.assign(out_.prefix).append(spec.name);
   pattern_ = PatternOf(spec.name);
+  chosen_ = spec.role != TensorRole::kRoutedExpert || spec.expert < out_.config.moe.top_k;
   if (spec.role == TensorRole::kRoutedExpert) {
-    expert_params_ += spec.elements();
-    if (spec.expert < out_.config.moe.top_k) active_expert_params_ += spec.elements();
     const bool packed = out_.source == ShapeSource::kConfig
                             ? out_.config.packed_experts && spec.shape[1] % 32 == 0
                             : Has(name_ + "_packed") || Has(name_ + "_scale");
@@ -350,7 +351,8 @@ void Taker::CountOthers() {
     if (bare.starts_with(out_.prefix)) bare.remove_prefix(out_.prefix.size());
     Item shown = item;
     if (!read) shown.dtype = "?", shown.shape.clear();
-    Count(vision ? "vision" : "unexpected", name, PatternOf(bare), shown, 0);
+    // Anybody can have written this name, and it will be shown.
+    Count(vision ? kVisionRole : kUnexpectedRole, name, PatternOf(Printable(bare)), shown, 0);
     (vision ? out_.vision_tensors : out_.unexpected_tensors) += 1;
     (vision ? out_.vision_bytes : out_.unexpected_bytes) += item.bytes;
     const bool text = bare.starts_with("model.") || bare.starts_with("lm_head");
@@ -391,8 +393,9 @@ void Taker::Finish() {
   std::stable_sort(
       out_.groups.begin(), out_.groups.end(),
       [&](const TensorGroup& a, const TensorGroup& b) { return rank(a.role) < rank(b.role); });
-  const std::int64_t table = out_.has_head ? out_.config.vocab * out_.config.hidden : 0;
-  out_.active_parameters = out_.parameters - expert_params_ + active_expert_params_ - table;
+  // A table that is not the output matrix too is only looked up in.
+  const auto table = roles_.find(Name(TensorRole::kEmbedding));
+  if (out_.has_head && table != roles_.end()) out_.active_parameters -= table->second.parameters;
   if (n_problems_ > out_.problems.size()) {
     out_.problems.push_back(fmt::format("{} more problems", n_problems_ - out_.problems.size()));
   }
@@ -416,7 +419,8 @@ std::string_view Name(ShapeSource source) {
 
 const TensorGroup* Inventory::Find(std::string_view suffix) const {
   for (const TensorGroup& g : groups) {
-    if (g.pattern.ends_with(suffix)) return &g;
+    const bool ours = g.role != kVisionRole && g.role != kUnexpectedRole;
+    if (ours && g.pattern.ends_with(suffix)) return &g;
   }
   return nullptr;
 }

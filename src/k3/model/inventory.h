@@ -23,10 +23,12 @@ enum class ShapeSource : std::uint8_t {
 };
 std::string_view Name(ShapeSource source);  // "headers of all shards", ...
 
+inline constexpr std::string_view kVisionRole = "vision", kUnexpectedRole = "unexpected";
+
 /// Tensors that differ only in their layer and expert numbers.
 struct TensorGroup {
   std::string pattern;  // "model.layers.*.self_attn.q_proj.weight", without the prefix
-  std::string role;     // of TensorRole, or "vision" or "unexpected"
+  std::string role;     // of TensorRole, or one of the two above
   std::string dtype;    // as stored
   std::vector<std::int64_t> shape;
   std::string example;  // full name of the first one
@@ -75,7 +77,8 @@ struct Inventory {
   std::vector<std::string> problems;  // why the engine would refuse it; at most 50, then a count
   std::vector<std::string> warnings;
 
-  /// The first group whose pattern ends with `suffix`, or nullptr.
+  /// The first group of the text model whose pattern ends with `suffix`, or nullptr. Tensors that
+  /// the config does not name prove nothing about the model, whatever they are called.
   const TensorGroup* Find(std::string_view suffix) const;
   std::int64_t role_bytes(TensorRole role) const;
 };

@@ -22,7 +22,8 @@ void Flatten(const nlohmann::json& value, const std::string& path, Lines& out) {
   for (const auto& [key, inner] : value.items()) {
     // The text keys mean the same nested or flat.
     const bool text = path.empty() && key == "text_config";
-    Flatten(inner, text ? "" : path.empty() ? key : path + "." + key, out);
+    const std::string name = Printable(key, 80);
+    Flatten(inner, text ? "" : path.empty() ? name : path + "." + name, out);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "k3/io/json.h"
 #include "k3/model/findings.h"
 #include "k3/model/weights.h"
 #include "support/config_fixtures.h"
@@ -124,6 +125,9 @@ TEST(Inventory, ConfigAndIndexAlone) {
   ASSERT_TRUE(std::filesystem::exists(dir / "model.safetensors.index.json"));
   const Inventory index = Take(dir.path());
   EXPECT_EQ(index.source, ShapeSource::kIndex);
+  EXPECT_NEAR(static_cast<double>(index.active_parameters),
+              static_cast<double>(whole.active_parameters),
+              static_cast<double>(whole.config.n_layers) * 128);
   EXPECT_THAT(index.problems, IsEmpty());
   EXPECT_EQ(index.tensors, whole.tensors);
   EXPECT_NEAR(static_cast<double>(index.parameters), static_cast<double>(whole.parameters),
@@ -162,6 +166,111 @@ TEST(Inventory, NothingThereAndNonsense) {
   EXPECT_THAT(TakeInventory(dir.path()).message(), HasSubstr("config.json"));
   testing::WriteBytes(dir / "config.json", "[]");
   EXPECT_FALSE(TakeInventory(dir.path()).ok());
+}
+
+/// A file with f32 tensors of these names, one after the other, all of one shape.
+void WriteTensors(const std::string& path, const std::vector<std::string>& names,
+                  const std::vector<std::int64_t>& shape) {
+  std::int64_t size = 4;
+  for (const std::int64_t d : shape) size *= d;
+  nlohmann::json header;
+  std::int64_t at = 0;
+  for (const std::string& name : names) {
+    header[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {at, at + size}}};
+    at += size;
+  }
+  const std::string text = header.dump();
+  std::string bytes(8, '\0');
+  bytes[0] = static_cast<char>(text.size() & 0xff);
+  bytes[1] = static_cast<char>(text.size() >> 8);
+  testing::WriteBytes(path, bytes + text + std::string(static_cast<std::size_t>(at), '\0'));
+}
+
+// Names of other parts may end like those of the text model; their shapes may be unknown.
+TEST(Inventory, TensorsTheConfigDoesNotNameProveNothing) {
+  testing::TempDir dir;
+  const nlohmann::json patch{{"first_k_dense_replace", 0}, {"attn_res_block_size", nullptr}};
+  testing::WriteBytes(dir / "config.json", testing::TinyK3(patch).dump());
+  nlohmann::json index;
+  for (const char* name : {"vision_tower.blocks.0.mlp.gate_proj.weight",
+                           "language_model.model.layers.0.self_attention_res_gate.weight",
+                           "language_model.model.layers.0.self_attn.A_log",
+                           "audio.self_attn.g_a_proj.weight", "\x1b[2J\nproblems"}) {
+    index["weight_map"][name] = "model.safetensors";
+  }
+  testing::WriteBytes(dir / "model.safetensors.index.json", index.dump());
+  const Inventory i = Take(dir.path());
+  EXPECT_EQ(Text(i, "dense layers"), "");
+  EXPECT_EQ(Text(i, "residual"), "plain");
+  EXPECT_EQ(Text(i, "KDA output gate"), "full rank");
+  EXPECT_THAT(Text(i, "vision"), HasSubstr("1 tensors"));
+  EXPECT_THAT(Text(i, "extra tensors"), HasSubstr("3 tensors"));
+  for (const TensorGroup& g : i.groups) EXPECT_EQ(g.pattern, Printable(g.pattern));
+}
+
+// A header may give any shape to a tensor of the model: a problem, and nothing is read from it.
+TEST(Inventory, ScalarsWhereMatricesBelongGiveNoFindings) {
+  struct Case {
+    const char *variant, *tensor, *topic;
+  };
+  const Case cases[] = {
+      {"released", "layers.0.mlp.gate_proj.weight", "dense layers"},
+      {"gated", "layers.0.self_attention_res_gate.weight", "residual"},
+      {"released", "layers.3.self_attn.q_a_proj.weight", "query compression"},
+      {"released", "layers.2.block_sparse_moe.gate.weight", "router"},
+      {"released", "layers.2.block_sparse_moe.shared_experts.gate_proj.weight", "shared experts"}};
+  for (const Case& c : cases) {
+    testing::TempDir dir;
+    const nlohmann::json config = testing::GoldenConfig(std::string("variants/") + c.variant);
+    testing::WriteBytes(dir / "config.json", config.dump());
+    const std::string prefix = config.contains("text_config") ? "language_model." : "";
+    WriteTensors(dir / "model.safetensors", {prefix + "model." + c.tensor}, {});
+    const Inventory i = Take(dir.path());
+    const std::string suffix = std::string(c.tensor).substr(std::string("layers.0.").size());
+    ASSERT_NE(i.Find(suffix), nullptr) << c.tensor;
+    EXPECT_THAT(i.Find(suffix)->shape, IsEmpty()) << c.tensor;
+    EXPECT_THAT(i.problems, Not(IsEmpty())) << c.tensor;
+    EXPECT_EQ(i.parameters, 1) << "what is missing counts nothing";
+    EXPECT_EQ(i.active_parameters, 1);
+    EXPECT_THAT(Text(i, c.topic), Not(HasSubstr("width"))) << c.tensor;
+    EXPECT_THAT(Text(i, c.topic), Not(HasSubstr("gate"))) << c.tensor;
+  }
+}
+
+TEST(Inventory, ExpertsInOnePieceAndInPieces) {
+  const std::string base = "language_model.model.layers.2.block_sparse_moe.experts.";
+  const std::vector<std::string> together{base + "0.w1.weight", base + "0.w2.weight",
+                                          base + "0.w3.weight", base + "1.w1.weight",
+                                          base + "1.w2.weight", base + "1.w3.weight"};
+  std::vector<std::string> mixed = together;
+  std::swap(mixed[2], mixed[3]);
+  for (const auto& [names, whole] : {std::pair(together, 2), std::pair(mixed, 0)}) {
+    testing::TempDir dir;
+    testing::WriteBytes(dir / "config.json", testing::GoldenConfig("variants/released").dump());
+    WriteTensors(dir / "model.safetensors", names, {16, 16});
+    const Inventory i = Take(dir.path());
+    EXPECT_EQ(i.experts, 2);
+    EXPECT_EQ(i.contiguous_experts, whole);
+    EXPECT_EQ(i.bytes_per_expert, 3 * 16 * 16 * 4);
+  }
+}
+
+TEST(Inventory, DecayOfTooFewHeadsIsAProblem) {
+  testing::TempDir dir;
+  testing::WriteBytes(dir / "config.json", testing::GoldenConfig("variants/released").dump());
+  WriteTensors(dir / "model.safetensors", {"language_model.model.layers.0.self_attn.A_log"}, {1});
+  EXPECT_THAT(Take(dir.path()).problems, Contains(HasSubstr("A_log: wrong shape: found [1]")));
+}
+
+// The same keys in text_config and in a flat config mean the same.
+TEST(Inventory, DiffOfANestedAndAFlatConfigIsTheNesting) {
+  testing::TempDir nested, flat;
+  const nlohmann::json config = testing::GoldenConfig("variants/released");
+  testing::WriteBytes(nested / "config.json", config.dump());
+  testing::WriteBytes(flat / "config.json", config["text_config"].dump());
+  const auto lines = DiffInventories(Take(nested.path()), Take(flat.path()));
+  EXPECT_THAT(lines, Contains(HasSubstr("layout")));
+  EXPECT_THAT(lines, Not(Contains(HasSubstr("hidden_size"))));
 }
 
 TEST(Inventory, DiffNamesWhatDiffersAndNothingElse) {

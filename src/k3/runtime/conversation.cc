@@ -1,5 +1,7 @@
 #include "k3/runtime/conversation.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "k3/chat/parse.h"
@@ -17,6 +19,25 @@ chat::Message TextMessage(chat::Role role, std::string_view text) {
 
 Status Tell(const std::function<Status(std::string_view)>& listener, std::string_view text) {
   return text.empty() || !listener ? Status() : listener(text);
+}
+
+/// No token of a reply was made.
+bool Nothing(const Result<ConversationReply>& reply) {
+  return !reply.ok() || (reply->finish == FinishReason::kCancelled && reply->n_tokens == 0);
+}
+
+/// Plain text has no place for what only the chat format can say.
+Status CheckPlain(std::span<const chat::Message> messages) {
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const chat::Message& m = messages[i];
+    const bool talk = m.role == chat::Role::kUser || m.role == chat::Role::kAssistant;
+    if (talk && m.tool_calls.empty()) continue;
+    return Error{Code::kUnsupported,
+                 fmt::format("messages[{}]: found a {}, expected texts of user and assistant: the "
+                             "rest needs the chat format",
+                             i, talk ? "tool call" : fmt::format("{} message", Name(m.role)))};
+  }
+  return {};
 }
 
 }  // namespace
@@ -38,6 +59,9 @@ Result<Conversation> Conversation::Create(TokenModel& model, const Tokenizer& to
     }
     c.options_.generate.eos.push_back(c.markup_->end);
     c.options_.generate.stop.clear();
+  } else if (c.options_.effort.has_value()) {
+    return Error{Code::kUnsupported,
+                 "plain text has no thinking effort: that needs the chat format"};
   }
   K3_TRY(c.Rebuild());
   return c;
@@ -113,6 +137,7 @@ Status Conversation::SetSystem(std::string_view text) {
 }
 
 Status Conversation::Load(std::vector<chat::Message> messages) {
+  if (!options_.chat_format) K3_TRY(CheckPlain(messages));
   std::swap(messages_, messages);
   const Status rebuilt = Rebuild();
   if (!rebuilt.ok()) std::swap(messages_, messages);
@@ -148,9 +173,7 @@ Result<ConversationReply> Conversation::Send(std::string_view text, const ReplyE
   }
   AppendPrompt(state_, *ids);
   auto reply = Answer(events);
-  const bool nothing =
-      reply.ok() && reply->finish == FinishReason::kCancelled && reply->n_tokens == 0;
-  if (!reply.ok() || nothing) Undo();
+  if (Nothing(reply)) Undo();
   return reply;
 }
 
@@ -174,7 +197,7 @@ Result<ConversationReply> Conversation::Retry(const ReplyEvents& events) {
   }
   state_.sampler.set_rng_state(stream);
   auto reply = Answer(events);
-  if (!reply.ok()) {
+  if (Nothing(reply)) {
     messages_ = std::move(old);
     K3_TRY(Rebuild());
   }

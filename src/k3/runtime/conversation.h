@@ -54,7 +54,7 @@ struct ConversationReply {
 /// before the question. `model` and `tokenizer` outlive this. One thread.
 class Conversation {
  public:
-  /// Refuses the chat format where the tokenizer lacks its tokens.
+  /// Refuses the chat format where the tokenizer lacks its tokens, and an effort in plain text.
   static Result<Conversation> Create(TokenModel& model, const Tokenizer& tokenizer,
                                      ConversationOptions options);
 
@@ -70,7 +70,8 @@ class Conversation {
   /// is read again with the next question. Plain text has no system text.
   Status SetSystem(std::string_view text);
   /// Replaces everything; read with the next question. The last message may be an unanswered
-  /// question, for Retry. On an error the conversation stays as it was.
+  /// question, for Retry. Plain text takes texts of user and assistant only. On an error the
+  /// conversation stays as it was.
   Status Load(std::vector<chat::Message> messages);
 
   const std::vector<chat::Message>& messages() const { return messages_; }

@@ -170,6 +170,21 @@ TEST(Conversation, RetryGoesOnInTheRandomStream) {
   EXPECT_NE(heard.content.find("ABCD"), std::string::npos);
 }
 
+TEST(Conversation, UndoGoesOnInTheRandomStream) {
+  const Tokenizer t = ChatTokenizer();
+  Counter model;
+  auto options = Greedy(true);
+  options.generate.sampling.temperature = 1;
+  auto c = Conversation::Create(model, t, options);
+  Heard heard;
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(c->Send("q", heard.Events()).ok());
+    ASSERT_TRUE(c->Undo());
+  }
+  EXPECT_NE(heard.content.find("abcd"), std::string::npos);
+  EXPECT_NE(heard.content.find("ABCD"), std::string::npos);
+}
+
 TEST(Conversation, SystemTextAndLoadKeepWhatWasSaid) {
   const Tokenizer t = ChatTokenizer();
   Counter model;
@@ -243,6 +258,44 @@ TEST(Conversation, FailureAndCancelLeaveItAsItWas) {
   ASSERT_TRUE(c->Send("two", stop_early).ok());
   EXPECT_EQ(c->messages().back().Text(), "a");
   EXPECT_EQ(c->state().tokens, Rendered(*c, t, false)) << "the cut reply was closed";
+}
+
+TEST(Conversation, RetryCancelledBeforeItsFirstTokenKeepsTheOldReply) {
+  const Tokenizer t = ChatTokenizer();
+  Counter model;
+  std::atomic<bool> cancel{false};
+  for (const bool chat : {true, false}) {
+    auto options = Greedy(chat);
+    options.generate.cancel = &cancel;
+    auto c = Conversation::Create(model, t, options);
+    ASSERT_TRUE(c->Send("one?", {}).ok());
+    const std::string reply = c->messages().back().Text();
+    ASSERT_FALSE(reply.empty());
+    cancel = true;
+    EXPECT_EQ(c->Retry({})->finish, FinishReason::kCancelled);
+    cancel = false;
+    ASSERT_EQ(c->messages().size(), 2u);
+    EXPECT_EQ(c->messages().back().Text(), reply);
+    EXPECT_TRUE(c->Send("two?", {}).ok());
+  }
+}
+
+TEST(Conversation, PlainTextRefusesWhatOnlyTheChatFormatCanSay) {
+  const Tokenizer t = ChatTokenizer();
+  Counter model;
+  auto options = Greedy(false);
+  options.effort = chat::Effort::kLow;
+  EXPECT_NE(Conversation::Create(model, t, options).message().find("effort"), std::string::npos);
+  auto c = Conversation::Create(model, t, Greedy(false));
+  ASSERT_TRUE(c->Send("one?", {}).ok());
+  chat::Message system, user, call;
+  system.role = chat::Role::kSystem;
+  call.role = chat::Role::kAssistant;
+  call.tool_calls.emplace_back();
+  EXPECT_EQ(c->Load({system}).message().substr(0, 29), "messages[0]: found a system m");
+  EXPECT_EQ(c->Load({user, call}).message().substr(0, 29), "messages[1]: found a tool cal");
+  EXPECT_EQ(c->messages().size(), 2u);
+  EXPECT_TRUE(c->Load({user}).ok());
 }
 
 TEST(Conversation, ChatFormatNeedsItsTokensAndEffortItsText) {

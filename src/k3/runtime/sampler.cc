@@ -35,7 +35,7 @@ class Ranking {
     if (i >= sorted_) Sort(std::max(i + 1, std::max<std::size_t>(64, 4 * sorted_)));
     return all_[i];
   }
-  /// Keeps the n best.
+  /// Keeps the n best, in order.
   void Truncate(std::size_t n) {
     Sort(n);
     all_.resize(std::min(n, all_.size()));
@@ -54,9 +54,11 @@ class Ranking {
   void Sort(std::size_t n) {
     n = std::min(n, all_.size());
     if (n <= sorted_) return;
-    const auto begin = all_.begin();
-    std::partial_sort(begin + static_cast<std::ptrdiff_t>(sorted_),
-                      begin + static_cast<std::ptrdiff_t>(n), all_.end(), Better);
+    const auto from = all_.begin() + static_cast<std::ptrdiff_t>(sorted_);
+    const auto to = all_.begin() + static_cast<std::ptrdiff_t>(n);
+    // The order is total, so selecting first and sorting then gives what sorting all would.
+    if (to != all_.end()) std::nth_element(from, to, all_.end(), Better);
+    std::sort(from, to, Better);
     sorted_ = n;
   }
 
@@ -103,6 +105,14 @@ std::vector<Candidate> AdjustedScores(std::span<const float> logits, const Sampl
   return scores;
 }
 
+/// Keeps the candidates whose bit is set, in the order of their ids.
+void KeepAllowed(std::vector<Candidate>& scores, std::span<const std::uint64_t> allowed) {
+  std::erase_if(scores, [&](const Candidate& c) {
+    const auto id = static_cast<std::size_t>(c.id);
+    return id / 64 >= allowed.size() || (allowed[id / 64] >> (id % 64) & 1) == 0;
+  });
+}
+
 /// Draws from the ranking with the uniform number `u`; every filter keeps a prefix of the ranking.
 TokenId Draw(Ranking& ranking, const SamplingParams& params, double total, double u) {
   const double best = ranking.at(0).score;
@@ -132,6 +142,17 @@ TokenId Draw(Ranking& ranking, const SamplingParams& params, double total, doubl
     if (sum > target) break;
   }
   return ranking.at(last).id;
+}
+
+Status CheckFinite(std::span<const float> logits) {
+  if (logits.empty()) return Error{Code::kInvalidArgument, "sampling: no scores"};
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (!std::isfinite(logits[i])) {
+      return Error{Code::kNumeric,
+                   fmt::format("the score of token {} is {}, not a finite number", i, logits[i])};
+    }
+  }
+  return {};
 }
 
 void AddLogprobs(std::span<const float> logits, std::int64_t top, SampleResult& result) {
@@ -179,16 +200,13 @@ Status SamplingParams::Validate(std::int64_t vocab) const {
 }
 
 Result<SampleResult> Sampler::Sample(std::span<const float> logits, const SamplingParams& params,
-                                     std::int64_t top_logprobs) {
-  if (logits.empty()) return Error{Code::kInvalidArgument, "sampling: no scores"};
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (!std::isfinite(logits[i])) {
-      return Error{Code::kNumeric,
-                   fmt::format("the score of token {} is {}, not a finite number", i, logits[i])};
-    }
-  }
+                                     std::int64_t top_logprobs,
+                                     std::optional<std::span<const std::uint64_t>> allowed) {
+  K3_TRY(CheckFinite(logits));
   const double u = rng_.Uniform();
   std::vector<Candidate> scores = AdjustedScores(logits, params, counts_);
+  if (allowed.has_value()) KeepAllowed(scores, *allowed);
+  if (scores.empty()) return Error{Code::kInvalidArgument, "sampling: no token is allowed"};
   SampleResult result;
   if (params.temperature < kGreedyTemperature) {
     result.token = std::min_element(scores.begin(), scores.end(), Better)->id;
@@ -207,6 +225,14 @@ void Sampler::AcceptPrompt(std::span<const TokenId> tokens) {
 }
 
 void Sampler::Accept(TokenId token) { ++counts_[token].generated; }
+
+Result<SampleResult> LogprobsOf(std::span<const float> logits, TokenId token, std::int64_t top) {
+  K3_TRY(CheckFinite(logits));
+  SampleResult result;
+  result.token = token;
+  AddLogprobs(logits, top, result);
+  return result;
+}
 
 double LogSoftmaxAt(std::span<const float> logits, TokenId token) {
   const Normaliser norm = Normalise(logits);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -66,9 +67,13 @@ class Sampler {
   /// double and in a fixed order, so equal scores give an equal token on any thread count.
   /// `top_logprobs` < 0 leaves the log-probabilities out; otherwise they come from the unmodified
   /// scores by a log-softmax in double, with that many alternatives.
-  /// Errors: a score that is not finite (kNumeric). `params` must be valid.
+  /// `allowed` has a bit for every token, id i at bit i % 64 of word i / 64; tokens without theirs
+  /// are left out after step 4, as if they had no probability.
+  /// Errors: a score that is not finite (kNumeric), no token allowed (kInvalidArgument; the stream
+  /// has advanced). `params` must be valid.
   Result<SampleResult> Sample(std::span<const float> logits, const SamplingParams& params,
-                              std::int64_t top_logprobs = -1);
+                              std::int64_t top_logprobs = -1,
+                              std::optional<std::span<const std::uint64_t>> allowed = {});
 
   /// Counts tokens for the penalties.
   void AcceptPrompt(std::span<const TokenId> tokens);
@@ -84,6 +89,10 @@ class Sampler {
   Rng rng_;
   std::map<TokenId, Counts> counts_;
 };
+
+/// What Sample would report of `token` had it drawn that: its log-probability and `top` others.
+/// Error: a score that is not finite.
+Result<SampleResult> LogprobsOf(std::span<const float> logits, TokenId token, std::int64_t top);
 
 /// Log-probability of `token` under softmax(logits), in double, summed in id order.
 double LogSoftmaxAt(std::span<const float> logits, TokenId token);

@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace k3 {
@@ -178,6 +180,88 @@ TEST(Sampler, ExtremeScoresStayInRange) {
   EXPECT_EQ(Pick({-big, big, -big}, p), 1);
   p.min_p = 1;
   EXPECT_EQ(Pick({0.f}, p), 0);
+}
+
+/// The rules of sampler.h over a fully sorted list, for comparison.
+TokenId SortEverything(const std::vector<float>& logits, const SamplingParams& p, double u) {
+  std::vector<std::pair<double, TokenId>> order;
+  double total = 0, best = logits[0];
+  for (const float l : logits) best = std::max(best, static_cast<double>(l));
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    order.emplace_back(-static_cast<double>(logits[i]), static_cast<TokenId>(i));
+  }
+  const auto weight = [&](std::size_t i) {
+    return std::exp((-order[i].first - best) / p.temperature);
+  };
+  if (p.top_k == 0) {
+    for (std::size_t i = 0; i < order.size(); ++i) total += weight(i);  // in the order of the ids
+  }
+  std::sort(order.begin(), order.end());
+  if (p.top_k > 0) {
+    order.resize(std::min(order.size(), static_cast<std::size_t>(p.top_k)));
+    for (std::size_t i = 0; i < order.size(); ++i) total += weight(i);
+  }
+  std::size_t kept = order.size();
+  double mass = total;
+  if (p.top_p < 1 || p.min_p > 0) {
+    for (kept = 1, mass = weight(0); kept < order.size() && mass < p.top_p * total; ++kept) {
+      if (weight(kept) < p.min_p) break;
+      mass += weight(kept);
+    }
+  }
+  double sum = 0;
+  for (std::size_t i = 0; i < kept; ++i) {
+    sum += weight(i);
+    if (sum > u * mass) return order[i].second;
+  }
+  return order[kept - 1].second;
+}
+
+TEST(Sampler, SelectingAPartGivesWhatSortingEverythingWould) {
+  Rng values(5);
+  for (const std::size_t n : {1u, 2u, 63u, 64u, 65u, 700u, 20000u}) {
+    std::vector<float> logits(n);
+    // Few distinct values, so that ties are common.
+    for (float& l : logits) l = static_cast<float>(values.Next() % 97) / 16.f;
+    for (int draw = 0; draw < 12; ++draw) {
+      SamplingParams p;
+      p.temperature = draw % 2 == 0 ? 1.0 : 3.0;
+      if (draw % 3 == 1) p.top_p = 0.97;
+      if (draw % 4 == 3) p.top_k = 300;
+      if (draw % 5 == 4) p.min_p = 0.01;
+      const auto seed = static_cast<std::uint64_t>(draw) + 1;
+      Rng stream(seed);
+      EXPECT_EQ(Pick(logits, p, seed), SortEverything(logits, p, stream.Uniform())) << n;
+    }
+  }
+}
+
+TEST(Sampler, ATokenThatIsNotAllowedHasNoProbability) {
+  const std::vector<float> logits{3.f, 2.f, 2.f, -50.f};
+  const std::vector<std::uint64_t> low{0b1110}, one{0b1000}, none{0}, absent;
+  SamplingParams cold = Greedy(), warm;
+  EXPECT_EQ(Sampler().Sample(logits, cold, -1, low)->token, 1);
+  EXPECT_EQ(Sampler().Sample(logits, cold, -1, one)->token, 3);
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    EXPECT_NE(Sampler(seed).Sample(logits, warm, -1, low)->token, 0);
+    EXPECT_EQ(Sampler(seed).Sample(logits, warm, -1, one)->token, 3);
+    warm.top_k = 1;  // of those that are allowed
+    EXPECT_EQ(Sampler(seed).Sample(logits, warm, -1, low)->token, 1);
+    warm.top_k = 0;
+  }
+  // What it reports is still the model's own distribution.
+  const auto r = Sampler().Sample(logits, cold, 1, one);
+  EXPECT_EQ(r->top[0].id, 0);
+  EXPECT_EQ(r->logprob, LogSoftmaxAt(logits, 3));
+  EXPECT_EQ(LogprobsOf(logits, 3, 1)->logprob, r->logprob);
+  EXPECT_FALSE(Sampler().Sample(logits, cold, -1, none).ok());
+  EXPECT_FALSE(Sampler().Sample(logits, cold, -1, absent).ok());
+  // Same stream with and without a mask that allows everything.
+  const std::vector<std::uint64_t> all{0b1111};
+  Sampler a(9), b(9);
+  for (int i = 0; i < 32; ++i) {
+    EXPECT_EQ(a.Sample(logits, warm, -1, all)->token, b.Sample(logits, warm)->token);
+  }
 }
 
 TEST(SamplingParams, ValidateNamesTheField) {

@@ -105,6 +105,26 @@ __device__ __forceinline__ void BarrierInit(uint32_t barrier, int arrivals) {
 __device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Two builds for compute-sanitizer (docs/kda-on-hopper.md). K3_KDA_SERIAL waits for every wgmma at
+// once, for memcheck; K3_KDA_PLAIN_BARRIERS gives two kinds of handover that racecheck does not
+// follow a plainer form.
+#ifdef K3_KDA_SERIAL
+constexpr bool kSerial = true;
+#else
+constexpr bool kSerial = false;
+#endif
+#ifdef K3_KDA_PLAIN_BARRIERS
+constexpr bool kPlainBarriers = true;
+#else
+constexpr bool kPlainBarriers = false;
+#endif
+
+/// A whole warp arrives: its first lane does, for all of them.
+constexpr int kWarpArrivals = kPlainBarriers ? 32 : 1;
+__device__ __forceinline__ void BarrierArriveWarp(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane < kWarpArrivals) BarrierArrive(barrier);
+}
 __device__ __forceinline__ void BarrierArriveExpect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
                "r"(bytes)
@@ -272,18 +292,16 @@ __device__ __forceinline__ uint64_t Descriptor(uint32_t address16) {
   return r;
 }
 __device__ __forceinline__ void WgmmaFence() {
-#ifdef K3_KDA_SERIAL
-  __threadfence_block();
-#endif
+  if constexpr (kSerial) __threadfence_block();
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#ifdef K3_KDA_SERIAL  // for compute-sanitizer: what it puts around an access saves registers that a
-                      // product in flight is about to write
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-  __threadfence_block();
-#endif
+  if constexpr (kSerial) {  // what the tool puts around an access saves registers that a product in
+                            // flight is about to write
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    __threadfence_block();
+  }
 }
 template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {

@@ -18,7 +18,7 @@ bool BatchOk(const k3_kda_batch* b) {
          static_cast<int64_t>(b->n_sequences) * b->n_heads < (int64_t{1} << 28);
 }
 
-bool Aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+bool Aligned(const void* p, uintptr_t to = 16) { return reinterpret_cast<uintptr_t>(p) % to == 0; }
 
 bool TensorOk(const k3_kda_batch& b, const void* data, int64_t row_stride) {
   return data != nullptr && Aligned(data) && row_stride % 8 == 0 &&
@@ -59,6 +59,33 @@ KdaParams Params(const k3_kda_batch& b, const k3_kda_inputs& x, void* o, int64_t
   p.cu = b.cu_seqlens, p.n_sequences = b.n_sequences, p.n_heads = b.n_heads;
   p.n_tokens = b.n_tokens, p.lower_bound = x.lower_bound, p.scale = x.scale;
   return p;
+}
+
+bool FusionOk(const k3_kda_batch& b, const k3_kda_conv* conv, const k3_kda_norm* norm) {
+  for (int i = 0; conv != nullptr && i < 3; ++i) {
+    if (conv->weights[i] == nullptr || !Aligned(conv->weights[i])) return false;
+    if (conv->tails[i] == nullptr || !Aligned(conv->tails[i], 8)) return false;
+    if ((conv->token_tails[i] == nullptr) != (conv->token_tails[0] == nullptr)) return false;
+    if (!Aligned(conv->token_tails[i], 8)) return false;
+  }
+  if (norm == nullptr) return true;
+  if (norm->weight == nullptr || !Aligned(norm->weight)) return false;
+  if (!(norm->eps > 0.f) || !(norm->eps < 1e30f)) return false;  // refuses NaN
+  return b.n_tokens == 0 || TensorOk(b, norm->gate.data, norm->gate.row_stride);
+}
+
+KdaFusion Fusion(const k3_kda_conv* conv, const k3_kda_norm* norm) {
+  KdaFusion x = {};
+  for (int i = 0; conv != nullptr && i < 3; ++i) {
+    x.weights[i] = conv->weights[i];
+    x.tails[i] = static_cast<bf16*>(conv->tails[i]);
+    x.token_tails[i] = static_cast<bf16*>(conv->token_tails[i]);
+  }
+  if (norm != nullptr) {
+    x.gate = static_cast<const bf16*>(norm->gate.data), x.gate_row = norm->gate.row_stride;
+    x.norm_weight = norm->weight, x.norm_eps = norm->eps;
+  }
+  return x;
 }
 
 bool DeviceOk() {
@@ -129,13 +156,26 @@ k3_kda_status k3_kda_forward(const k3_kda_batch* batch, const k3_kda_inputs* inp
 
 k3_kda_status k3_kda_decode(const k3_kda_batch* batch, const k3_kda_inputs* inputs, void* o,
                             int64_t o_row_stride, float* state, float* token_states, void* stream) {
+  return k3_kda_decode_fused(batch, inputs, nullptr, nullptr, o, o_row_stride, state, token_states,
+                             stream);
+}
+
+k3_kda_status k3_kda_decode_fused(const k3_kda_batch* batch, const k3_kda_inputs* inputs,
+                                  const k3_kda_conv* conv, const k3_kda_norm* norm, void* o,
+                                  int64_t o_row_stride, float* state, float* token_states,
+                                  void* stream) {
   if (!BatchOk(batch) || !InputsOk(*batch, inputs)) return K3_KDA_INVALID;
+  if (!FusionOk(*batch, conv, norm)) return K3_KDA_INVALID;
   if (batch->n_tokens > 0 && !TensorOk(*batch, o, o_row_stride)) return K3_KDA_INVALID;
   if (state == nullptr || !Aligned(state) || !Aligned(token_states)) return K3_KDA_INVALID;
   if (!DeviceOk()) return K3_KDA_NO_CUDA;
   KdaParams p = Params(*batch, *inputs, o, o_row_stride);
   p.s_in = state, p.s_out = state, p.token_states = token_states;
-  return Launched(LaunchKdaRecurrent(p, batch->head_dim, static_cast<cudaStream_t>(stream)));
+  const auto s = static_cast<cudaStream_t>(stream);
+  if (conv == nullptr && norm == nullptr) {
+    return Launched(LaunchKdaRecurrent(p, batch->head_dim, s));
+  }
+  return Launched(LaunchKdaDecodeFused(p, Fusion(conv, norm), batch->head_dim, s));
 }
 
 int64_t k3_kda_backward_workspace(const k3_kda_batch* batch, float lower_bound) {

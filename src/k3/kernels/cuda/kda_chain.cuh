@@ -82,13 +82,33 @@ __device__ __forceinline__ uint32_t ValueOffset(uint32_t row_bytes, int warp, in
   return ((lane % 8) + (lane / 16) * 8) * row_bytes + (16 * warp + ((lane / 8) % 2) * 8) * 2;
 }
 
-/// x (+)= a b^T over the 128 channels of a tile: `tile16` is its address / 16.
-__device__ __forceinline__ void TileProduct(float (&x)[16], const uint32_t (&a)[32],
-                                            uint32_t tile16) {
+/// x = S b^T over the 128 channels of a tile: `tile16` is its address / 16. S is packed and used in
+/// kPieces pieces, with a wait between them: a whole copy needs 16 registers more than half of one.
+/// kept(first, packed) sees each piece; `first` counts fragments of four registers.
+template <int kPieces, class Kept>
+__device__ __forceinline__ void TileProduct(float (&x)[16], const float (&S)[64], uint32_t tile16,
+                                            Kept&& kept) {
+  constexpr int kSteps = 8 / kPieces;
 #pragma unroll
-  for (int s = 0; s < 8; ++s) {
-    const uint32_t at = tile16 + ((s / 4) * 4096 + (s % 4) * 32) / 16;
-    WgmmaRs<0>(x, a + 4 * s, Descriptor<128, 1024>(at), s > 0);
+  for (int piece = 0; piece < kPieces; ++piece) {
+    uint32_t a[4 * kSteps];
+#pragma unroll
+    for (int i = 0; i < 4 * kSteps; ++i) {
+      const int at = 8 * kSteps * piece + 2 * i;
+      a[i] = PackBf16(S[at], S[at + 1]);
+    }
+    kept(piece * kSteps, a);
+    WgmmaFence();
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const int step = piece * kSteps + s;
+      const uint32_t at = tile16 + ((step / 4) * 4096 + (step % 4) * 32) / 16;
+      WgmmaRs<0>(x, a + 4 * s, Descriptor<128, 1024>(at), step > 0);
+    }
+    if (piece + 1 < kPieces) {
+      WgmmaCommit();
+      WgmmaWait<0>();
+    }
   }
 }
 
@@ -134,28 +154,29 @@ __device__ __forceinline__ void StoreTile(uint32_t output, const uint32_t (&x)[8
 /// branches, which would make the compiler wait for every product by itself.
 /// At most one product's accumulators besides S are live at a time: registers saved here go to the
 /// prep warpgroups, which need them more.
-template <ChainKind kKind, uint32_t kValueRow, class Between>
+template <ChainKind kKind, int kPieces, uint32_t kValueRow, class Between>
 __device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint32_t empty,
                                           uint32_t output, uint4* dump, int lane, float (&S)[64],
                                           Between&& between) {
   constexpr bool kReverse = kKind == ChainKind::kReverse;
   const uint32_t record16 = record >> 4;
-  uint32_t state[32], y[8], v[8];
-  PackOperand(S, state);
-  if constexpr (kKind != ChainKind::kForward) {
-#pragma unroll
-    for (int s = 0; s < 8; ++s) {
-      dump[s * 128] =
-          make_uint4(state[4 * s], state[4 * s + 1], state[4 * s + 2], state[4 * s + 3]);
-    }
-  }
+  uint32_t y[8], v[8];
   float x[16];
   if constexpr (kReverse) {
     LoadMatrix4Transposed(v, values);
     LoadMatrix4Transposed(v + 4, values + 16 * kValueRow);
   }
-  WgmmaFence();
-  TileProduct(x, state, record16 + (kReverse ? kRecordKr : kRecordKd) / 16);
+  constexpr int kFragments = 8 / kPieces;  // of a piece of S
+  TileProduct<kPieces>(x, S, record16 + (kReverse ? kRecordKr : kRecordKd) / 16,
+                       [&](int first, const uint32_t(&a)[4 * kFragments]) {
+                         if constexpr (kKind != ChainKind::kForward) {
+#pragma unroll
+                           for (int s = 0; s < kFragments; ++s) {
+                             dump[(first + s) * 128] =
+                                 make_uint4(a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3]);
+                           }
+                         }
+                       });
   if constexpr (kReverse) SmallProduct<1>(x, v, record16 + kRecordA / 16, true);
   WgmmaCommit();
   between();
@@ -176,8 +197,8 @@ __device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint
   WgmmaWait<0>();
   PackOperand(x, y);
   if constexpr (kKind == ChainKind::kForward) {
-    WgmmaFence();
-    TileProduct(x, state, record16 + kRecordQd / 16);
+    TileProduct<kPieces>(x, S, record16 + kRecordQd / 16,
+                         [](int, const uint32_t(&)[4 * kFragments]) {});
     SmallProduct<0>(x, y, record16 + kRecordA / 16, true);
     WgmmaCommit();
     DecayState(S, record, lane);  // while the tensor cores read its copy
@@ -200,8 +221,7 @@ __device__ __forceinline__ void ChainStep(uint32_t record, uint32_t values, uint
     WgmmaCommit();
   }
   WgmmaWait<0>();
-  __syncwarp();
-  if (lane == 0) BarrierArrive(empty);
+  BarrierArriveWarp(empty, lane);
 }
 
 /// The whole chain of one job; stages hold kWidth values a token.
@@ -210,6 +230,8 @@ __device__ __forceinline__ void RunChain(const KdaParams& p, const ChainJob& job
                                          const ChainSmem& sm) {
   using StageLayout = Stage<kWidth>;
   constexpr bool kReverse = kKind == ChainKind::kReverse;
+  // Whole heads share their SM with the prep side and are short of registers; half heads are not.
+  constexpr int kPieces = kWidth == 128 ? 2 : 1;
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const uint32_t values = sm.values + ValueOffset(StageLayout::kValueRow, warp, lane);
   const uint32_t fragment = sm.output + ValueOffset(kOutputRow, warp, lane);
@@ -234,12 +256,12 @@ __device__ __forceinline__ void RunChain(const KdaParams& p, const ChainJob& job
     const int left = n == 0 ? 0 : kReverse && n == 1 ? last : kChunk;
     BarrierWait(sm.full + 8 * stage, parity);
     __syncwarp();
-    ChainStep<kKind, StageLayout::kValueRow>(record, record + values, sm.empty + 8 * stage,
-                                             fragment, dump, lane, S, [&] {
-                                               ChainStoreOutputs(o, p.o_row, left, piece, lane);
-                                               o += step;
-                                               __syncwarp();
-                                             });
+    ChainStep<kKind, kPieces, StageLayout::kValueRow>(
+        record, record + values, sm.empty + 8 * stage, fragment, dump, lane, S, [&] {
+          ChainStoreOutputs(o, p.o_row, left, piece, lane);
+          o += step;
+          __syncwarp();
+        });
     if constexpr (kKind != ChainKind::kForward) {
       dump += (kReverse ? -1 : 1) * static_cast<int64_t>(p.n_heads) * 2048;
     }

@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(160, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSplitStages; ++i) {
       BarrierInit(base + Layout::kFull + 8 * i, 1 + 32);
-      BarrierInit(base + Layout::kEmpty + 8 * i, 4);
+      BarrierInit(base + Layout::kEmpty + 8 * i, 4 * kWarpArrivals);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }

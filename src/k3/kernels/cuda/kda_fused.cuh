@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(512, 1) FusedKernel(const __grid_constant__ Kd
   if (threadIdx.x == 0) {
     for (int i = 0; i < kFusedStages; ++i) {
       BarrierInit(base + Layout::kFull + 8 * i, 128);
-      BarrierInit(base + Layout::kEmpty + 8 * i, 8);
+      BarrierInit(base + Layout::kEmpty + 8 * i, 8 * kWarpArrivals);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }

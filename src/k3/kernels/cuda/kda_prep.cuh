@@ -300,6 +300,9 @@ __device__ __forceinline__ void PrepSolveBelow(uint32_t smem, uint32_t stage, fl
                          PackBf16(d1[0] * b2, d1[1] * b3), PackBf16(d1[2] * b2, d1[3] * b3));
 }
 
+constexpr int kSolveThreads =
+    kPlainBarriers ? 128 : 64;  // that meet between the parts of the inverse
+
 /// L and A by wgmma over [Kc; Qc] (64 rows) and Ki, then M. Accumulator rows of warps 0 and 1 are
 /// L, of warps 2 and 3 A. `barrier`: named barrier of the warpgroup; barrier + 2 is for warps 0
 /// and 1.
@@ -328,6 +331,7 @@ __device__ __forceinline__ void PrepProducts(uint32_t smem, uint32_t stage, floa
                          c + 1 <= row ? acc[4 * j + 2 * r + 1] : 0.f));
       }
     }
+    if constexpr (kPlainBarriers) NamedBarrier(barrier + 2, kSolveThreads);
     return;
   }
   float l[8];
@@ -348,7 +352,7 @@ __device__ __forceinline__ void PrepProducts(uint32_t smem, uint32_t stage, floa
     }
   }
   PrepSolve(smem, stage, beta, warp, l, lane);
-  NamedBarrier(barrier + 2, 64);
+  NamedBarrier(barrier + 2, kSolveThreads);
   if (warp == 1) PrepSolveBelow(smem, stage, beta, lane);
 }
 

@@ -19,6 +19,11 @@ k3_kda_status k3_kda_decode(const k3_kda_batch*, const k3_kda_inputs*, void*, in
   return K3_KDA_NO_CUDA;
 }
 
+k3_kda_status k3_kda_decode_fused(const k3_kda_batch*, const k3_kda_inputs*, const k3_kda_conv*,
+                                  const k3_kda_norm*, void*, int64_t, float*, float*, void*) {
+  return K3_KDA_NO_CUDA;
+}
+
 int64_t k3_kda_backward_workspace(const k3_kda_batch*, float) { return -1; }
 
 k3_kda_status k3_kda_backward(const k3_kda_batch*, const k3_kda_inputs*, const float*,

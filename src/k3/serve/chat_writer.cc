@@ -1,0 +1,170 @@
+#include <utility>
+
+#include "k3/serve/reply_writer.h"
+#include "k3/serve/token_text.h"
+
+namespace k3::serve {
+namespace {
+
+Json CallsJson(const std::vector<chat::ToolCall>& calls) {
+  Json list = Json::array();
+  for (const chat::ToolCall& c : calls) {
+    list.push_back({{"id", c.id},
+                    {"type", "function"},
+                    {"function", {{"name", c.name}, {"arguments", c.arguments}}}});
+  }
+  return list;
+}
+
+Json DeltaJson(const chat::ReplyDelta& d) {
+  Json delta = Json::object();
+  if (!d.reasoning.empty()) delta["reasoning_content"] = d.reasoning;
+  if (!d.content.empty()) delta["content"] = d.content;
+  for (const chat::ToolCallDelta& c : d.tool_calls) {
+    Json call{{"index", c.index}};
+    Json function = Json::object();
+    if (!c.id.empty()) {
+      call["id"] = c.id;
+      call["type"] = "function";
+      function["name"] = c.name;
+    }
+    function["arguments"] = c.arguments;
+    call["function"] = std::move(function);
+    delta["tool_calls"].push_back(std::move(call));
+  }
+  return delta;
+}
+
+class WholeChat final : public ReplyWriter {
+ public:
+  WholeChat(const ServedModel& model, ReplyFormat format, std::shared_ptr<Responder> out)
+      : model_(model), format_(std::move(format)), out_(std::move(out)) {}
+
+  void Done(const std::vector<Choice>& choices, const Usage& usage) override {
+    Json list = Json::array();
+    for (const Choice& c : choices) {
+      Json message{{"role", "assistant"}};
+      const bool no_text = c.content.empty() && (!c.tool_calls.empty() || !c.reasoning.empty());
+      message["content"] = no_text ? Json() : Json(c.content);
+      if (!c.reasoning.empty()) message["reasoning_content"] = c.reasoning;
+      if (!c.tool_calls.empty()) message["tool_calls"] = CallsJson(c.tool_calls);
+      Json logprobs;
+      if (format_.logprobs) logprobs["content"] = ChatLogprobs(c.tokens, *model_.tokenizer);
+      list.push_back({{"index", list.size()},
+                      {"message", std::move(message)},
+                      {"logprobs", std::move(logprobs)},
+                      {"finish_reason", c.finish_reason}});
+    }
+    HttpReply reply;
+    reply.headers = format_.headers;
+    reply.body = Dump({{"id", format_.id},
+                       {"object", "chat.completion"},
+                       {"created", format_.created},
+                       {"model", model_.id},
+                       {"choices", std::move(list)},
+                       {"usage", UsageJson(usage)}});
+    out_->Send(std::move(reply));
+  }
+
+  void Fail(const ApiError& error) override { out_->Send(ErrorReply(error, Dialect::kOpenAi)); }
+
+ private:
+  const ServedModel& model_;
+  ReplyFormat format_;
+  std::shared_ptr<Responder> out_;
+};
+
+class StreamedChat final : public ReplyWriter {
+ public:
+  StreamedChat(const ServedModel& model, ReplyFormat format, std::shared_ptr<Responder> out)
+      : model_(model), format_(std::move(format)), out_(std::move(out)) {}
+
+  void Add(std::size_t index, const Piece& piece) override {
+    Write(index, DeltaJson(piece.delta), piece.tokens, Json());
+  }
+
+  void Close(std::size_t index, const Choice& choice) override {
+    Write(index, Json::object(), {}, choice.finish_reason);
+  }
+
+  void Done(const std::vector<Choice>&, const Usage& usage) override {
+    std::string last;
+    if (format_.include_usage) {
+      Json chunk = Chunk();
+      chunk["usage"] = UsageJson(usage);
+      last = Event(chunk);
+    }
+    out_->Write(last + "data: [DONE]\n\n");
+    out_->End();
+  }
+
+  void Fail(const ApiError& error) override {
+    if (!begun_) return out_->Send(ErrorReply(error, Dialect::kOpenAi));
+    out_->Write("data: " + ErrorBody(error, Dialect::kOpenAi) + "\n\ndata: [DONE]\n\n");
+    out_->End();
+  }
+
+ private:
+  Json Chunk() const {
+    Json chunk{{"id", format_.id},
+               {"object", "chat.completion.chunk"},
+               {"created", format_.created},
+               {"model", model_.id},
+               {"choices", Json::array()}};
+    if (format_.include_usage) chunk["usage"] = Json();
+    return chunk;
+  }
+
+  void Write(std::size_t index, Json delta, const std::vector<SampleResult>& tokens, Json finish) {
+    if (!std::exchange(begun_, true)) out_->Begin(StreamHead(format_));
+    if (index >= greeted_.size()) greeted_.resize(index + 1);
+    if (!greeted_[index]) {
+      greeted_[index] = true;
+      Json first{{"role", "assistant"}, {"content", ""}};
+      first.update(delta);
+      delta = std::move(first);
+    }
+    Json logprobs;
+    if (!tokens.empty()) logprobs["content"] = ChatLogprobs(tokens, *model_.tokenizer);
+    Json chunk = Chunk();
+    chunk["choices"].push_back({{"index", index},
+                                {"delta", std::move(delta)},
+                                {"logprobs", std::move(logprobs)},
+                                {"finish_reason", std::move(finish)}});
+    out_->Write(Event(chunk));
+  }
+
+  const ServedModel& model_;
+  ReplyFormat format_;
+  std::shared_ptr<Responder> out_;
+  bool begun_ = false;
+  std::vector<bool> greeted_;
+};
+
+}  // namespace
+
+Json UsageJson(const Usage& u) {
+  return {{"prompt_tokens", u.prompt_tokens},
+          {"completion_tokens", u.completion_tokens},
+          {"total_tokens", u.prompt_tokens + u.completion_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", u.cached_tokens}}},
+          {"completion_tokens_details", {{"reasoning_tokens", u.reasoning_tokens}}},
+          {"cached_tokens", u.cached_tokens}};
+}
+
+HttpReply StreamHead(const ReplyFormat& format) {
+  HttpReply head;
+  head.content_type = "text/event-stream; charset=utf-8";
+  head.headers = format.headers;
+  head.headers.emplace_back("Cache-Control", "no-cache");
+  head.headers.emplace_back("X-Accel-Buffering", "no");
+  return head;
+}
+
+std::unique_ptr<ReplyWriter> ChatWriter(const ServedModel& model, ReplyFormat format, bool stream,
+                                        std::shared_ptr<Responder> out) {
+  if (stream) return std::make_unique<StreamedChat>(model, std::move(format), std::move(out));
+  return std::make_unique<WholeChat>(model, std::move(format), std::move(out));
+}
+
+}  // namespace k3::serve

@@ -1,0 +1,176 @@
+#include <utility>
+
+#include "k3/serve/reply_writer.h"
+#include "k3/serve/token_text.h"
+
+namespace k3::serve {
+namespace {
+
+/// tokens, token_logprobs, top_logprobs and text_offset, which counts characters as Python does.
+class TokenTable {
+ public:
+  TokenTable(const Tokenizer& tokenizer, std::size_t first_offset)
+      : tokenizer_(tokenizer), offset_(first_offset) {}
+
+  void AddFirst(TokenId id) { Row(id, Json(), Json()); }
+
+  void Add(const SampleResult& t) {
+    Json top = Json::object();
+    for (const TokenLogprob& other : t.top) {
+      const std::string name = TokenName(other.id, tokenizer_);
+      if (!top.contains(name)) top[name] = LogprobJson(other.logprob);
+    }
+    Row(t.token, LogprobJson(t.logprob), std::move(top));
+  }
+
+  Json Take() {
+    return {{"tokens", std::move(tokens_)},
+            {"token_logprobs", std::move(logprobs_)},
+            {"top_logprobs", std::move(top_)},
+            {"text_offset", std::move(offsets_)}};
+  }
+  std::size_t offset() const { return offset_; }
+
+ private:
+  void Row(TokenId id, Json logprob, Json top) {
+    tokens_.push_back(TokenName(id, tokenizer_));
+    logprobs_.push_back(std::move(logprob));
+    top_.push_back(std::move(top));
+    offsets_.push_back(offset_);
+    if (tokenizer_.IsSpecial(id)) return;
+    for (const char c : tokenizer_.Bytes(id).value_or("")) {
+      if ((static_cast<unsigned char>(c) & 0xC0u) != 0x80u) ++offset_;
+    }
+  }
+
+  const Tokenizer& tokenizer_;
+  std::size_t offset_;
+  Json tokens_ = Json::array(), logprobs_ = Json::array(), top_ = Json::array(),
+       offsets_ = Json::array();
+};
+
+std::string EchoText(const std::vector<TokenId>& prompt, const Tokenizer& tokenizer) {
+  return tokenizer.Decode(prompt, false);
+}
+
+class WholeCompletion final : public ReplyWriter {
+ public:
+  WholeCompletion(const ServedModel& model, ReplyFormat format, std::shared_ptr<Responder> out)
+      : model_(model), format_(std::move(format)), out_(std::move(out)) {}
+
+  void Done(const std::vector<Choice>& choices, const Usage& usage) override {
+    Json list = Json::array();
+    for (const Choice& c : choices) {
+      list.push_back({{"index", list.size()},
+                      {"text", Text(c)},
+                      {"logprobs", format_.logprobs ? Logprobs(c) : Json()},
+                      {"finish_reason", c.finish_reason}});
+    }
+    HttpReply reply;
+    reply.headers = format_.headers;
+    reply.body = Dump({{"id", format_.id},
+                       {"object", "text_completion"},
+                       {"created", format_.created},
+                       {"model", model_.id},
+                       {"choices", std::move(list)},
+                       {"usage", UsageJson(usage)}});
+    out_->Send(std::move(reply));
+  }
+
+  void Fail(const ApiError& error) override { out_->Send(ErrorReply(error, Dialect::kOpenAi)); }
+
+ private:
+  std::string Text(const Choice& c) const {
+    return format_.echo ? EchoText(c.prompt, *model_.tokenizer) + c.content : c.content;
+  }
+
+  Json Logprobs(const Choice& c) const {
+    TokenTable table(*model_.tokenizer, 0);
+    if (format_.echo && !c.prompt.empty()) {
+      table.AddFirst(c.prompt[0]);
+      for (const SampleResult& t : c.prompt_tokens) table.Add(t);
+    }
+    for (const SampleResult& t : c.tokens) table.Add(t);
+    return table.Take();
+  }
+
+  const ServedModel& model_;
+  ReplyFormat format_;
+  std::shared_ptr<Responder> out_;
+};
+
+class StreamedCompletion final : public ReplyWriter {
+ public:
+  StreamedCompletion(const ServedModel& model, ReplyFormat format, std::shared_ptr<Responder> out)
+      : model_(model), format_(std::move(format)), out_(std::move(out)) {}
+
+  void Add(std::size_t index, const Piece& piece) override {
+    Json logprobs;
+    if (format_.logprobs && !piece.tokens.empty()) {
+      if (index >= offsets_.size()) offsets_.resize(index + 1);
+      TokenTable table(*model_.tokenizer, offsets_[index]);
+      for (const SampleResult& t : piece.tokens) table.Add(t);
+      offsets_[index] = table.offset();
+      logprobs = table.Take();
+    }
+    Write(index, piece.delta.content, std::move(logprobs), Json());
+  }
+
+  void Close(std::size_t index, const Choice& choice) override {
+    Write(index, "", Json(), choice.finish_reason);
+  }
+
+  void Done(const std::vector<Choice>&, const Usage& usage) override {
+    std::string last;
+    if (format_.include_usage) {
+      Json chunk = Chunk();
+      chunk["usage"] = UsageJson(usage);
+      last = Event(chunk);
+    }
+    out_->Write(last + "data: [DONE]\n\n");
+    out_->End();
+  }
+
+  void Fail(const ApiError& error) override {
+    if (!begun_) return out_->Send(ErrorReply(error, Dialect::kOpenAi));
+    out_->Write("data: " + ErrorBody(error, Dialect::kOpenAi) + "\n\ndata: [DONE]\n\n");
+    out_->End();
+  }
+
+ private:
+  Json Chunk() const {
+    Json chunk{{"id", format_.id},
+               {"object", "text_completion"},
+               {"created", format_.created},
+               {"model", model_.id},
+               {"choices", Json::array()}};
+    if (format_.include_usage) chunk["usage"] = Json();
+    return chunk;
+  }
+
+  void Write(std::size_t index, const std::string& text, Json logprobs, Json finish) {
+    if (!std::exchange(begun_, true)) out_->Begin(StreamHead(format_));
+    Json chunk = Chunk();
+    chunk["choices"].push_back({{"index", index},
+                                {"text", text},
+                                {"logprobs", std::move(logprobs)},
+                                {"finish_reason", std::move(finish)}});
+    out_->Write(Event(chunk));
+  }
+
+  const ServedModel& model_;
+  ReplyFormat format_;
+  std::shared_ptr<Responder> out_;
+  bool begun_ = false;
+  std::vector<std::size_t> offsets_;
+};
+
+}  // namespace
+
+std::unique_ptr<ReplyWriter> CompletionWriter(const ServedModel& model, ReplyFormat format,
+                                              bool stream, std::shared_ptr<Responder> out) {
+  if (stream) return std::make_unique<StreamedCompletion>(model, std::move(format), std::move(out));
+  return std::make_unique<WholeCompletion>(model, std::move(format), std::move(out));
+}
+
+}  // namespace k3::serve
