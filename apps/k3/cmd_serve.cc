@@ -165,6 +165,7 @@ int Run(const ServeOptions& given) {
   if (o.api.keys.empty() && !IsLoopback(o.http.host)) {
     Warn(fmt::format("{} is open to others and no API key is set", o.http.host));
   }
+  o.api.log_requests = true;
   serve::Api api(o.api);
   auto server = serve::HttpServer::Start(o.http, api);
   if (!server.ok()) return Fail(server.error());

@@ -338,7 +338,7 @@ def test_what_the_model_does_is_shown(server):
     for site in seen["depth_weights"]:
         assert abs(sum(site["mean"]) - 1) < 1e-4
     page = server.get("/metrics").body.decode()
-    for name in ("k3_experts_active", "k3_routing_entropy_bits", "k3_expert_load_max_violation",
+    for name in ("k3_experts_active", "k3_routing_entropy_ratio", "k3_expert_load_max_violation",
                  "k3_experts_dead", "k3_depth_weight_live", "k3_drift_alert"):
         assert f"\n{name}{{" in page, name
     alerts = server.get("/alerts").json()

@@ -313,4 +313,49 @@ inline Outcome RunOn(EngineCore& core, const std::vector<Plan>& plans, std::int6
   return out;
 }
 
+/// A greedy request over n tokens.
+inline Plan Text(std::int64_t n, std::uint64_t seed, std::int64_t max_tokens = 16) {
+  Rng rng(seed);
+  Plan p;
+  p.prompt = RandomTokens(rng, n, 60);
+  p.max_tokens = max_tokens;
+  p.sampling.temperature = 0;
+  return p;
+}
+
+/// Neither snapshots nor drafts.
+inline EngineOptions Plain() {
+  EngineOptions o;
+  o.prefix_cache = false;
+  o.speculate = false;
+  return o;
+}
+
+/// A request on a core, to be stepped by hand.
+struct Handle {
+  std::shared_ptr<CollectSink> sink = std::make_shared<CollectSink>();
+  RequestId id = 0;
+  const std::vector<TokenId>& tokens() const { return sink->tokens; }
+  bool finished() const { return sink->finishes > 0; }
+};
+
+inline Handle AddTo(EngineCore& core, const HashModel& model, const Plan& plan,
+                    const std::function<void(EngineRequest&)>& change = {}) {
+  static RequestId next = 1000;
+  Handle h;
+  EngineRequest request = plan.Make(model.vocab());
+  if (change) change(request);
+  const Status valid = core.Check(request);
+  EXPECT_TRUE(valid.ok()) << valid.message();
+  auto s = core.NewSequence(std::move(request), h.sink);
+  h.id = s->id = next++;
+  core.Add(std::move(s));
+  return h;
+}
+
+inline void Finish(EngineCore& core) {
+  for (int i = 0; i < 100000 && !core.idle(); ++i) core.Step();
+  EXPECT_TRUE(core.idle());
+}
+
 }  // namespace k3::test

@@ -9,6 +9,8 @@ base_packages=(
 )
 # Boost 1.74 and 1.81 exclude each other, and either will do: what is there stays.
 [[ -e /usr/include/boost/beast.hpp ]] || base_packages+=(libboost1.81-dev)
+# Only for the tests of the web page.
+browser_packages=(chromium chromium-driver)
 # Only for fmt, lint, tidy and fuzz; those verbs install them when first used.
 clang_packages=(clang-19 clang-tidy-19 clang-format-19 libclang-rt-19-dev)
 

@@ -72,6 +72,7 @@ test_everything() {
 verb_test() {
   (($# <= 1)) || die "test takes one filter"
   verb_setup
+  setup_packages "${browser_packages[@]}"
   if (($# == 1)); then test_filtered "$1"; else test_everything; fi
   "$(python)" tools/count_tests.py "${runs[@]}" --check "${checks[@]}"
 }

@@ -267,6 +267,8 @@ TEST(ReplyConstraint, Refusals) {
   EXPECT_THAT(error(o), HasSubstr("#/type: the parameters of a tool are an object"));
   o.tools[0].parameters = R"({"$ref":"#"})";
   EXPECT_THAT(error(o), HasSubstr("refers to itself"));
+  o.tools[0].parameters = "\"x\"";
+  EXPECT_THAT(error(o), HasSubstr("#: expected a schema"));
   o.tools[0].parameters = "[";
   EXPECT_THAT(error(o), HasSubstr("tools[0].function.parameters: not valid JSON"));
   o.tools.clear();
@@ -281,6 +283,15 @@ TEST(ReplyConstraint, Refusals) {
   o.response_format = chat::ResponseFormat::kJsonSchema;
   o.response_schema = R"({"not":{}})";
   EXPECT_THAT(error(o), HasSubstr("response_format.json_schema.schema: #/not"));
+}
+
+TEST(ReplyConstraint, BooleanParameters) {
+  ReplyOptions o = Options(Section::kResponse);
+  o.tools = {{"t", "true", true}, {"u", "false", true}};
+  const std::string in = "<c>response<s><o>tools<s><o>call tool=";
+  EXPECT_TRUE(Accepts(o, in + "\"t\" index=\"1\"<s><o>argument key=\"x\" type=\"null\"<s>null"
+                              "<c>argument<s><c>call<s><c>tools<s><c>message<s><e>"));
+  EXPECT_FALSE(Accepts(o, in + "\"u"));  // it can never be called
 }
 
 TEST(ReplyConstraint, ManyTools) {

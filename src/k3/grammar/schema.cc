@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "k3/grammar/schema_compiler.h"
+#include "k3/grammar/schema_compiler_internal.h"
 
 namespace k3::grammar {
 

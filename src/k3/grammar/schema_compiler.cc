@@ -1,4 +1,4 @@
-#include "k3/grammar/schema_compiler.h"
+#include "k3/grammar/schema_compiler_internal.h"
 
 #include <fmt/format.h>
 

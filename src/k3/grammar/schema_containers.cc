@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "k3/chat/json_text.h"
-#include "k3/grammar/schema_compiler.h"
+#include "k3/grammar/schema_compiler_internal.h"
 #include "k3/io/json.h"
 
 namespace k3::grammar {
@@ -207,14 +207,15 @@ Result<Expr> SchemaCompiler::Argument(const Schema& schema, const std::string& p
 }
 
 Result<Expr> SchemaCompiler::Arguments(const Schema& schema, const std::string& pointer) {
-  if (schema.is_boolean()) {
-    owned_.push_back(Schema::object());
-    return schema.get<bool>() ? Arguments(owned_.back(), pointer) : b_.Never();
-  }
   K3_ASSIGN(Schema flat, merger_.Flat(schema, pointer));
+  if (flat == true) flat = Schema::object();
+  if (flat == false) return b_.Never();
   owned_.push_back(std::move(flat));
   const Schema& s = owned_.back();
-  if (!s.is_object()) return Arguments(s, pointer);
+  if (!s.is_object()) {
+    return SchemaError(Code::kInvalidArgument, where_, pointer,
+                       "expected a schema: an object or a boolean");
+  }
   K3_TRY(CheckKeywords(s, pointer));
   for (const char* key : {"enum", "const", "anyOf", "oneOf"}) {
     if (s.contains(key)) {

@@ -1,4 +1,4 @@
-#include "k3/grammar/schema_json.h"
+#include "k3/grammar/schema_json_internal.h"
 
 #include <fmt/format.h>
 

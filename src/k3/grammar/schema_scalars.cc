@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "k3/grammar/schema_compiler.h"
+#include "k3/grammar/schema_compiler_internal.h"
 #include "k3/io/json.h"
 
 namespace k3::grammar {

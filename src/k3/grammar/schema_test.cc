@@ -396,6 +396,7 @@ TEST(Schema, RefusalsNamePlaceAndKeyword) {
     EXPECT_EQ(error.find('\n'), error.npos) << error;
     for (const char* word : words) EXPECT_THAT(error, HasSubstr(word)) << schema;
   }
+  EXPECT_THAT(ErrorOf(std::string_view("{}\0{", 4)), HasSubstr("NUL byte"));
 }
 
 TEST(Schema, Cycles) {

@@ -28,8 +28,9 @@ class TokenConstraint {
   /// the text may end here. false: everything is allowed now and `bits` is untouched.
   virtual bool Allowed(std::span<std::uint64_t> bits) = 0;
 
-  /// Appends a token. false: it is not allowed here, and nothing changed. True exactly for the
-  /// tokens whose bit Allowed sets.
+  /// Appends a token. false: it is not allowed here, and nothing changed. True for every token
+  /// whose bit Allowed sets, and (but for a search cut short, docs/structured-output.md) for no
+  /// other.
   virtual bool Accept(TokenId token) = 0;
 
   /// Nothing but an end token may follow, or one came already: generation can stop here.

@@ -104,6 +104,11 @@ std::optional<std::int64_t> AsInt(const json& v) {
 }  // namespace
 
 Result<json> ParseJson(std::string_view text, std::string_view where) {
+  // The library takes a NUL byte for the end of the text.
+  if (const auto nul = text.find('\0'); nul != text.npos) {
+    return Error{Code::kCorrupt,
+                 fmt::format("{}: not valid JSON at byte {}: a NUL byte", where, nul)};
+  }
   StrictBuilder builder;
   if (!json::sax_parse(text.begin(), text.end(), &builder)) {
     return Error{Code::kCorrupt, fmt::format("{}: {}", where, builder.error())};

@@ -31,6 +31,7 @@ TEST(ParseJson, RefusesWithPlaceAndReason) {
       {"[1e999]", "not valid JSON"},
       {"\"\xff\"", "not valid JSON"},
       {std::string("\"a\0b\"", 5), "not valid JSON"},
+      {std::string("{}\0x", 4), "not valid JSON at byte 2"},
       {R"({"k":1,"k":1})", "duplicate key \"k\""},
       {R"([{"x":{"k":1,"j":2,"k":[]}}])", "duplicate key \"k\""},
       {R"({"k":1,"\u006b":1})", "duplicate key \"k\""},

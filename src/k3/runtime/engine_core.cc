@@ -325,6 +325,8 @@ void EngineCore::Keep(Sequence& s, std::span<const float> logits) {
     if (position != s.prompt || logits.empty()) return;
     snapshot.whole_only = true;
   }
+  // Known already: the copy would be for nothing.
+  if (cache_->Peek(s.first(position), !logits.empty()) == position) return;
   snapshot.state = s.state;
   snapshot.logits.assign(logits.begin(), logits.end());
   cache_->Insert(s.first(position), std::move(snapshot));

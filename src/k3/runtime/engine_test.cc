@@ -58,10 +58,7 @@ std::shared_ptr<CollectSink> Sink(Latch& latch) {
 }
 
 Plan Text(std::int64_t n, std::uint64_t seed, std::int64_t max_tokens = 16) {
-  Rng rng(seed);
-  Plan p;
-  p.prompt = test::RandomTokens(rng, n, 60);
-  p.max_tokens = max_tokens;
+  Plan p = test::Text(n, seed, max_tokens);
   p.sampling.temperature = 0.7;
   p.sampling.seed = seed;
   return p;

@@ -56,7 +56,10 @@ Dialect DialectOf(std::string_view path) {
   return path.starts_with("/v1/messages") ? Dialect::kAnthropic : Dialect::kOpenAi;
 }
 
-bool IsPublic(std::string_view path) { return path == "/health" || path == "/ready"; }
+/// The page is public; it asks for the key itself.
+bool IsPublic(std::string_view path) {
+  return path == "/health" || path == "/ready" || path == "/" || path.starts_with("/ui/");
+}
 
 }  // namespace
 
@@ -72,6 +75,8 @@ const std::vector<Api::Route>& Api::Routes() {
       {"/tokenize", "POST", &Api::Tokenize, true},
       {"/detokenize", "POST", &Api::Detokenize, true},
       {"/apply-template", "POST", &Api::ApplyTemplate, true},
+      {"/", "GET", &Api::WebPage, false},
+      {"/ui/", "GET", &Api::WebPage, false},  // and what follows
       {"/health", "GET", &Api::Health, false},
       {"/ready", "GET", &Api::Ready, false},
       {"/metrics", "GET", &Api::MetricsPage, false},
@@ -83,7 +88,7 @@ const std::vector<Api::Route>& Api::Routes() {
 
 const Api::Route* Api::FindRoute(std::string_view path) {
   for (const Route& r : Routes()) {
-    const bool prefix = r.path.ends_with('/');
+    const bool prefix = r.path.size() > 1 && r.path.ends_with('/');
     if (prefix ? path.starts_with(r.path) && path.size() > r.path.size() : path == r.path)
       return &r;
   }
@@ -184,6 +189,7 @@ void Api::Handle(HttpRequest request, std::shared_ptr<Responder> out) {
     const double s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     metrics_.CountHttp(route->path, status, s);
+    if (!options_.log_requests) return;
     spdlog::info("{} {} {} {} {:.1f} ms", id, method, route->path, status, s * 1e3);
   };
   const Dialect dialect = DialectOf(request.path);

@@ -18,6 +18,7 @@ struct ApiOptions {
   std::vector<std::string> keys;  // none: everybody may
   std::string cors_origin;        // empty: no CORS headers; "*" or one origin
   bool strict_model = false;      // refuse (404) other model names than the served one
+  bool log_requests = false;      // one line each, at level info
   bool log_prompts = false;       // bodies of requests for text go to the log
 };
 
@@ -51,6 +52,7 @@ class Api final : public HttpHandler {
 
   ApiStatus ModelList(Call& call);
   ApiStatus ModelInfo(Call& call);
+  ApiStatus WebPage(Call& call);
   ApiStatus Health(Call& call);
   ApiStatus Ready(Call& call);
   ApiStatus MetricsPage(Call& call);

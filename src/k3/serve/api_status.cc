@@ -7,6 +7,7 @@
 #include "k3/serve/api_call_internal.h"
 #include "k3/serve/json_out.h"
 #include "k3/serve/telemetry.h"
+#include "k3/serve/web_files.h"
 
 namespace k3::serve {
 namespace {
@@ -55,6 +56,26 @@ ApiStatus Api::ModelInfo(Call& call) {
   e.code = "model_not_found";
   e.message = fmt::format("there is no model \"{}\", only \"{}\"", Printable(name), call.model->id);
   return e;
+}
+
+ApiStatus Api::WebPage(Call& call) {
+  const WebFile* file = FindWebFile(call.request.path);
+  if (file == nullptr) {
+    ApiError e;
+    e.status = 404;
+    e.code = "not_found";
+    e.message = fmt::format("there is no {}", Printable(call.request.path));
+    return e;
+  }
+  HttpReply reply;
+  reply.content_type = ContentType(*file);
+  reply.body = file->body;
+  reply.headers = {{"Content-Security-Policy", std::string(kWebPolicy)},
+                   {"X-Content-Type-Options", "nosniff"},
+                   {"Referrer-Policy", "no-referrer"},
+                   {"Cache-Control", "no-cache"}};
+  call.out->Send(std::move(reply));
+  return {};
 }
 
 /// The process lives and has its model, also while it drains.

@@ -287,6 +287,8 @@ TEST(Api, KeysAreNeededEverywhereButForHealth) {
   EXPECT_EQ(f.Call("GET", "/v1/models")->Json()["error"]["type"], "authentication_error");
   ExpectError(*f.Call("GET", "/metrics"), 401, "");
   ExpectError(*f.Call("GET", "/nothing"), 401, "");
+  EXPECT_EQ(f.Call("GET", "/")->status, 200) << "the page asks for the key itself";
+  EXPECT_EQ(f.Call("GET", "/ui/chat.js")->status, 200);
   ExpectError(*f.Call("GET", "/v1/models", "", {{"authorization", "Bearer twos"}}), 401, "");
   EXPECT_EQ(f.Call("GET", "/v1/models", "", {{"authorization", "Bearer two"}})->status, 200);
   EXPECT_EQ(f.Call("GET", "/v1/models", "", {{"x-api-key", "one"}})->status, 200);

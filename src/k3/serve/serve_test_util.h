@@ -1,8 +1,6 @@
 // For tests of serve: an engine that follows a script, and a client that writes down its answer.
 #pragma once
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -201,7 +199,6 @@ class FakeResponder final : public Responder {
 /// An Api in front of a FakeEngine.
 struct Fixture {
   explicit Fixture(bool chat_format = true, ApiOptions options = {}) : api(std::move(options)) {
-    spdlog::set_level(spdlog::level::warn);
     auto m = std::make_shared<ServedModel>();
     m->id = "tiny";
     m->vocab = 261;

@@ -102,6 +102,7 @@ void Telemetry::Experts(std::size_t layer, const TensorRef& value) {
     active.insert(expert);
   }
   l.active = static_cast<std::int64_t>(active.size());
+  l.per_token = static_cast<std::size_t>(value.shape[1]);
   l.step_tokens = value.shape[0];
   l.tokens_now += static_cast<double>(value.shape[0]);
 }
@@ -152,6 +153,7 @@ TelemetryView Telemetry::view() const {
     e.load = Sum(l.now, l.before);
     e.tokens = l.tokens_now + l.tokens_before;
     e.weight_entropy_bits = (l.entropy_now + l.entropy_before) / std::max(e.tokens, 1.0);
+    e.per_token = l.per_token;
     e.active_last_step = l.active;
     e.tokens_last_step = l.step_tokens;
     v.experts.push_back(std::move(e));

@@ -21,6 +21,7 @@ struct ExpertLoad {
   std::vector<double> load;           // of each expert
   double tokens = 0;                  // sampled, in the window
   double weight_entropy_bits = 0;     // mean over tokens, of the k weights made to sum to one
+  std::size_t per_token = 0;          // experts that a token chooses
   std::int64_t active_last_step = 0;  // distinct experts of the last sampled pass
   std::int64_t tokens_last_step = 0;
 
@@ -61,6 +62,7 @@ class Telemetry final : public TraceSink {
   struct Layer {
     std::vector<double> now, before;  // loads
     double tokens_now = 0, tokens_before = 0, entropy_now = 0, entropy_before = 0;
+    std::size_t per_token = 0;
     std::int64_t active = 0, step_tokens = 0;
   };
   struct Site {

@@ -33,12 +33,17 @@ void Grouped(Families& f, const char* name, const char* help, const char* label,
   }
 }
 
+/// `bits` of the most there can be among `n`.
+double Share(double bits, std::size_t n) {
+  return n > 1 ? bits / std::log2(static_cast<double>(n)) : 0;
+}
+
 double DepthEntropy(const DepthWeights& d) {
   double bits = 0;
   for (const double w : d.mean) {
     if (w > 0) bits -= w * std::log2(w);
   }
-  return bits;
+  return Share(bits, d.mean.size());
 }
 
 }  // namespace
@@ -54,10 +59,11 @@ std::vector<prometheus::MetricFamily> TelemetryFamilies(const TelemetryView& v) 
   };
   experts("k3_experts_active", "Distinct experts of the last sampled pass",
           [](const ExpertLoad& e) { return static_cast<double>(e.active_last_step); });
-  experts("k3_routing_entropy_bits", "Entropy of the experts' load over the window",
-          [](const ExpertLoad& e) { return e.entropy_bits(); });
-  experts("k3_router_weight_entropy_bits", "Entropy of a token's expert weights, mean over tokens",
-          [](const ExpertLoad& e) { return e.weight_entropy_bits; });
+  experts("k3_routing_entropy_ratio", "Entropy of the experts' load over that of an even load",
+          [](const ExpertLoad& e) { return Share(e.entropy_bits(), e.load.size()); });
+  experts("k3_router_weight_entropy_ratio",
+          "Entropy of a token's expert weights over that of even ones, mean over tokens",
+          [](const ExpertLoad& e) { return Share(e.weight_entropy_bits, e.per_token); });
   experts("k3_expert_load_max_violation", "Largest load over the mean load, minus one",
           [](const ExpertLoad& e) { return e.max_violation(); });
   experts("k3_experts_dead", "Experts that no token of the window chose",
@@ -71,7 +77,8 @@ std::vector<prometheus::MetricFamily> TelemetryFamilies(const TelemetryView& v) 
   };
   depth("k3_depth_weight_live", "Mean weight of the live row in attention over depth",
         [](const DepthWeights& d) { return d.mean.empty() ? 0 : d.mean.back(); });
-  depth("k3_depth_weight_entropy_bits", "Entropy of the mean weights over depth", DepthEntropy);
+  depth("k3_depth_weight_entropy_ratio",
+        "Entropy of the mean weights over depth over that of even ones", DepthEntropy);
   return std::move(f.list);
 }
 
@@ -83,9 +90,9 @@ std::vector<prometheus::MetricFamily> DriftFamilies(const DriftMonitor& monitor)
     f.Begin(name, help, MetricType::Gauge);
     for (const auto& r : rows) f.Value("signal", r.signal + "/" + r.stratum, value(r.detector));
   };
-  add("k3_drift_distance_bits", "Jensen-Shannon distance of the last window from the reference",
+  add("k3_drift_distance", "Jensen-Shannon distance of the last window from the reference, 0 to 1",
       [](const DriftDetector& d) { return d.score(); });
-  add("k3_drift_threshold_bits", "What that distance is compared with",
+  add("k3_drift_threshold", "What that distance is compared with",
       [](const DriftDetector& d) { return d.threshold(); });
   add("k3_drift_alert", "1 while the signal differs from its reference",
       [](const DriftDetector& d) { return d.state() == DriftDetector::State::kAlert ? 1.0 : 0.0; });

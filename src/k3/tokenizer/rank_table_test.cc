@@ -24,7 +24,7 @@ std::string RanksError(const std::string& text) {
   return result.message();
 }
 
-std::string ConfigError(const std::string& text) {
+std::string ConfigError(std::string_view text) {
   const auto result = ParseSpecialTokens(text, 300, "dir/tokenizer_config.json");
   if (result.ok()) return "no error";
   EXPECT_THAT(result.message(), StartsWith("dir/tokenizer_config.json: "));
@@ -143,6 +143,7 @@ TEST(SpecialTokens, RefusesBadIdsAndNames) {
 TEST(SpecialTokens, RefusesHostileJson) {
   EXPECT_THAT(ConfigError("["), HasSubstr("not valid JSON"));
   EXPECT_THAT(ConfigError("{} x"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(ConfigError(std::string_view("{}\0x", 4)), HasSubstr("not valid JSON"));
   EXPECT_THAT(ConfigError("{\"a\":\"\xFF\"}"), HasSubstr("not valid JSON"));
   EXPECT_THAT(ConfigError("[]"), HasSubstr("found array at the top"));
   EXPECT_THAT(ConfigError(std::string(1000000, '[')), HasSubstr("nested deeper than 64"));

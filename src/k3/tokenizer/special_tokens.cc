@@ -70,6 +70,8 @@ class Guard : public nlohmann::json_sax<Json> {
 
 Result<Json> ParseJson(std::string_view text, std::string_view where) {
   Guard guard;
+  // The library takes a NUL byte for the end of the text.
+  if (text.find('\0') != text.npos) return Corrupt(where, "not valid JSON: a NUL byte");
   if (!Json::sax_parse(text, &guard)) return Corrupt(where, guard.problem);
   Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) {

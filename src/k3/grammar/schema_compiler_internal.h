@@ -13,7 +13,7 @@
 #include "k3/base/status.h"
 #include "k3/grammar/grammar.h"
 #include "k3/grammar/pattern.h"
-#include "k3/grammar/schema_json.h"
+#include "k3/grammar/schema_json_internal.h"
 #include "k3/grammar/text_rules.h"
 
 namespace k3::grammar {
