@@ -9,6 +9,7 @@
 
 #include "k3/base/rng.h"
 #include "k3/kernels/exec.h"
+#include "k3/quant/encode.h"
 #include "k3/quant/mxfp4.h"
 #include "k3/tensor/dtype.h"
 
@@ -40,6 +41,11 @@ struct Weight {
         const BF16 v = ToBF16(static_cast<float>(rng.Uniform() - 0.5));
         std::memcpy(&data[i], &v, 2);
       }
+    } else if (HasScales(format)) {
+      data.resize(static_cast<std::size_t>(CodeBytes(format, rows, cols)));
+      scales.resize(static_cast<std::size_t>(ScaleBytes(format, rows, cols)));
+      EncodeRows(format, Values(rows * cols).data(), rows, cols, data.data(), scales.data());
+      ref.scales = scales.data();
     } else {
       const auto v = Values(rows * cols);
       std::memcpy(data.data(), v.data(), data.size());
@@ -80,12 +86,16 @@ void BM_gemm_f32(benchmark::State& s) { Gemm(s, WeightFormat::kF32, 1024, 1024);
 void BM_gemm_bf16(benchmark::State& s) { Gemm(s, WeightFormat::kBF16, 1024, 1024); }
 void BM_gemm_bf16_4096(benchmark::State& s) { Gemm(s, WeightFormat::kBF16, 4096, 4096); }
 void BM_gemm_mxfp4(benchmark::State& s) { Gemm(s, WeightFormat::kMxfp4, 3072, 3584); }
+void BM_gemm_fp8_4096(benchmark::State& s) { Gemm(s, WeightFormat::kFp8, 4096, 4096); }
+void BM_gemm_int8_4096(benchmark::State& s) { Gemm(s, WeightFormat::kInt8, 4096, 4096); }
 void Rows(benchmark::internal::Benchmark* b) {
   b->ArgNames({"rows", "fast"})->ArgsProduct({{1, 4, 16, 32, 96, 512}, {0, 1}});
 }
 BENCHMARK(BM_gemm_f32)->ArgNames({"rows", "fast"})->ArgsProduct({{1, 96}, {0}});
 BENCHMARK(BM_gemm_bf16)->Apply(Rows);
 BENCHMARK(BM_gemm_bf16_4096)->ArgNames({"rows", "fast"})->ArgsProduct({{1, 16, 96}, {0, 1}});
+BENCHMARK(BM_gemm_fp8_4096)->ArgNames({"rows", "fast"})->ArgsProduct({{1, 16, 96}, {0, 1}});
+BENCHMARK(BM_gemm_int8_4096)->ArgNames({"rows", "fast"})->ArgsProduct({{1, 16, 96}, {0, 1}});
 BENCHMARK(BM_gemm_mxfp4)->ArgNames({"rows", "fast"})->ArgsProduct({{1, 4, 16, 32, 64}, {0, 1}});
 
 /// heads of 128: token recurrence (chunk 0) or chunks, bounded or not.

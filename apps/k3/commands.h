@@ -19,6 +19,7 @@ void AddBench(CLI::App& root, Action& action);
 void AddInspect(CLI::App& root, Action& action);
 void AddPlan(CLI::App& root, Action& action);
 void AddCheck(CLI::App& root, Action& action);
+void AddQuantize(CLI::App& root, Action& action);
 void AddInfo(CLI::App& root, Action& action);
 void AddData(CLI::App& root, Action& action);
 void AddTrain(CLI::App& root, Action& action);

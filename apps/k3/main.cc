@@ -98,6 +98,7 @@ int Main(int argc, char** argv) {
   AddInspect(app, action);
   AddPlan(app, action);
   AddCheck(app, action);
+  AddQuantize(app, action);
   AddInfo(app, action);
   AddData(app, action);
   AddTrain(app, action);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "k3/base/rng.h"
+#include "k3/quant/encode.h"
 #include "k3/quant/mxfp4.h"
 #include "support/backends.h"
 #include "support/golden.h"
@@ -32,11 +33,11 @@ std::vector<const cpu::SimdTable*> FastTables() {
   return tables;
 }
 
-/// A bf16 and an MXFP4 form of the same random matrix.
+/// The forms of the same random matrix.
 struct Weights {
   std::vector<BF16> bf16;
-  std::vector<std::uint8_t> codes, scales;
-  WeightRef dense, packed;
+  std::vector<std::uint8_t> codes, scales, fp8_codes, fp8_scales, int8_codes, int8_scales;
+  WeightRef dense, packed, fp8, int8;
 
   Weights(std::int64_t N, std::int64_t K) {
     const auto w = Uniform(static_cast<std::uint64_t>(N * K), N * K, -0.1, 0.1);
@@ -45,7 +46,20 @@ struct Weights {
     PackMxfp4(w, MxScaleRule::kNoSaturation, codes.data(), scales.data());
     dense = {WeightFormat::kBF16, N, K, bf16.data(), nullptr};
     packed = {WeightFormat::kMxfp4, N, K, codes.data(), scales.data()};
+    fp8 = Encode(WeightFormat::kFp8, w, N, K, fp8_codes, fp8_scales);
+    int8 = Encode(WeightFormat::kInt8, w, N, K, int8_codes, int8_scales);
   }
+  Weights(const Weights&) = delete;
+
+  static WeightRef Encode(WeightFormat f, const std::vector<float>& w, std::int64_t N,
+                          std::int64_t K, std::vector<std::uint8_t>& codes,
+                          std::vector<std::uint8_t>& scales) {
+    codes.resize(static_cast<std::size_t>(CodeBytes(f, N, K)));
+    scales.resize(static_cast<std::size_t>(ScaleBytes(f, N, K)));
+    EncodeRows(f, w.data(), N, K, codes.data(), scales.data());
+    return {f, N, K, codes.data(), scales.data()};
+  }
+  std::vector<WeightRef> all() const { return {dense, packed, fp8, int8}; }
 };
 
 std::vector<float> Multiply(Backend& ops, const std::vector<float>& x, std::int64_t M,
@@ -65,10 +79,10 @@ TEST(FastMode, ProductsNearTheReferenceAndNotF32) {
         for (const std::int64_t K : {32, 64, 160, 1024}) {
           const Weights w(N, K);
           const auto x = Uniform(3, M * K);
-          for (const WeightRef& form : {w.dense, w.packed}) {
+          for (const WeightRef& form : w.all()) {
             const auto want = Multiply(reference, x, M, form);
-            // Rounding x to 8 bits: 2^-9 a product, averaged over K of them. Against the size of
-            // the whole result, because single elements may cancel.
+            // Rounding x to 8 bits: 2^-9 a product, averaged over K of them; int8 weights are
+            // rounded so too. Against the size of the whole result: single elements may cancel.
             EXPECT_LT(RelativeL2(Multiply(fast, x, M, form), want), 6e-3)
                 << table->name << " " << M << " " << N << " " << K;
             EXPECT_LT(RelativeL2(Multiply(fast, x, M, form, true), want), 1e-6);
@@ -86,7 +100,7 @@ TEST(FastMode, RowDoesNotDependOnItsBatch) {
   const auto x = Uniform(5, M * K);
   for (const cpu::SimdTable* table : FastTables()) {
     cpu::CpuBackend fast(testing::TestPool(), *table, &kFastMode);
-    for (const WeightRef& form : {w.dense, w.packed}) {
+    for (const WeightRef& form : w.all()) {
       const auto all = Multiply(fast, x, M, form);
       for (const std::int64_t m : {1, 3, 16, 40, 64}) {
         for (std::int64_t t = 0; t + m <= M; t += 13) {
@@ -97,6 +111,28 @@ TEST(FastMode, RowDoesNotDependOnItsBatch) {
         }
       }
     }
+  }
+}
+
+TEST(FastMode, WeightsOfE4m3StayExact) {
+  // x in bf16 already: only the order of f32 sums is left. int8 times its scale is rounded.
+  if (FastTables().empty()) GTEST_SKIP() << "no bf16 products on this processor";
+  const std::int64_t M = 5, N = 150, K = 288;
+  const Weights w(N, K);
+  auto x = Uniform(7, M * K);
+  for (float& v : x) v = ToFloat(ToBF16(v));
+  for (const cpu::SimdTable* table : FastTables()) {
+    cpu::CpuBackend fast(testing::TestPool(), *table, &kFastMode);
+    ReferenceBackend reference;
+    for (const std::int64_t first : {0, 100}) {  // from inside a block of 128 rows too
+      const WeightRef part = w.fp8.RowSlice(first, N - first);
+      EXPECT_LT(RelativeL2(Multiply(fast, x, M, part), Multiply(reference, x, M, part)), 1e-6)
+          << table->name;
+    }
+    const double error =
+        RelativeL2(Multiply(fast, x, M, w.int8), Multiply(reference, x, M, w.int8));
+    EXPECT_LT(error, 3e-3) << table->name;  // what rounding x costs
+    EXPECT_GT(error, 1e-4) << table->name;
   }
 }
 

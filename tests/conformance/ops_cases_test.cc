@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "k3/base/rng.h"
+#include "k3/quant/encode.h"
 #include "k3/quant/mxfp4.h"
 #include "support/backends.h"
 #include "support/golden.h"
@@ -43,25 +44,102 @@ void Compare(const std::string& what, double tolerance,
   }
 }
 
+/// One matrix in every format that fits its width.
+struct Forms {
+  std::vector<std::vector<std::uint8_t>> bytes;
+  std::vector<WeightRef> refs;
+
+  Forms(const std::vector<float>& w, std::int64_t N, std::int64_t K) {
+    bytes.reserve(10);
+    refs.push_back({WeightFormat::kF32, N, K, w.data(), nullptr});
+    for (const WeightFormat f :
+         {WeightFormat::kBF16, WeightFormat::kMxfp4, WeightFormat::kFp8, WeightFormat::kInt8}) {
+      if (!FitsWidth(f, K)) continue;
+      // One byte in front: data from a file may stand anywhere.
+      auto& codes = bytes.emplace_back(static_cast<std::size_t>(CodeBytes(f, N, K)) + 1);
+      auto& scales = bytes.emplace_back(static_cast<std::size_t>(ScaleBytes(f, N, K)) + 1);
+      EncodeRows(f, w.data(), N, K, codes.data() + 1, scales.data() + 1);
+      refs.push_back({f, N, K, codes.data() + 1, scales.data() + 1});
+    }
+  }
+};
+
 TEST(OpsCases, Gemm) {
   // 16 interleaved f32 sums of K products: error grows like sqrt(K / 16) half-ulps.
   for (const std::int64_t M : {1, 2, 3, 4, 5, 17}) {
     for (const std::int64_t N : {1, 2, 3, 5, 64, 67}) {
       for (const std::int64_t K : {32, 64, 96, 160, 1024}) {
         const auto x = Normal(1, M * K), w = Normal(2, N * K, 0.1);
-        std::vector<BF16> bf16(w.size());
-        for (std::size_t i = 0; i < w.size(); ++i) bf16[i] = ToBF16(w[i]);
-        std::vector<std::uint8_t> codes(w.size() / 2), scales(w.size() / 32);
-        PackMxfp4(w, MxScaleRule::kNoSaturation, codes.data(), scales.data());
-        const WeightRef forms[] = {{WeightFormat::kF32, N, K, w.data(), nullptr},
-                                   {WeightFormat::kBF16, N, K, bf16.data(), nullptr},
-                                   {WeightFormat::kMxfp4, N, K, codes.data(), scales.data()}};
-        for (const WeightRef& form : forms) {
+        const Forms forms(w, N, K);
+        for (const WeightRef& form : forms.refs) {
           Compare("gemm", 1e-6, [&](Backend& ops) {
             std::vector<float> y(static_cast<std::size_t>(M * N));
             ops.Gemm({CMat(x.data(), {M, K}), form, Mat(y.data(), {M, N})});
             return y;
           });
+        }
+      }
+    }
+  }
+}
+
+TEST(OpsCases, GemmOfCodesAtOddShapes) {
+  // e4m3 takes any width; blocks of 128 are cut in both directions, and rows start inside one.
+  for (const std::int64_t M : {1, 3, 6}) {
+    for (const std::int64_t K : {1, 15, 17, 31, 33, 47, 100, 127, 129, 160, 300}) {
+      const std::int64_t N = 131;
+      const auto x = Normal(1, M * K), w = Normal(2, N * K, 0.1);
+      const Forms forms(w, N, K);
+      for (const WeightRef& form : forms.refs) {
+        for (const std::int64_t first : {0, 126}) {
+          const WeightRef part = form.RowSlice(first, N - first);
+          Compare("gemm of codes", 1e-6, [&](Backend& ops) {
+            std::vector<float> y(static_cast<std::size_t>(M * part.rows));
+            ops.Gemm({CMat(x.data(), {M, K}), part, Mat(y.data(), {M, part.rows})});
+            return y;
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST(OpsCases, EveryByteCode) {
+  // A unit vector picks one weight: each code must come out as DecodeRow has it, NaN as NaN.
+  std::vector<std::uint8_t> codes(256), bf16_scales(16);
+  for (std::size_t i = 0; i < 256; ++i) codes[i] = static_cast<std::uint8_t>(i);
+  const float scale = 0.75f, pair[] = {scale, scale};
+  for (std::size_t i = 0; i < 8; ++i) {
+    const BF16 b = ToBF16(scale);
+    std::memcpy(&bf16_scales[2 * i], &b, 2);
+  }
+  const auto* pairs = reinterpret_cast<const std::uint8_t*>(pair);
+  for (const WeightRef& w :
+       {WeightRef{WeightFormat::kFp8, 1, 256, codes.data(), pairs},
+        WeightRef{WeightFormat::kInt8, 1, 256, codes.data(), bf16_scales.data()}}) {
+    std::vector<float> want(256);
+    DecodeRow(w, 0, want.data());
+    for (const std::int64_t rows : {1, 8}) {  // in registers, and decoded first
+      for (const auto& b : testing::Backends(false)) {
+        const auto ops = b.make();
+        for (std::size_t i = 0; i < 256; ++i) {
+          if (w.format == WeightFormat::kFp8 && (i & 127) == 127) continue;
+          WeightRef some = w.RowSlice(0, 1);
+          // The NaN codes would spoil the sum: look at 32 columns around i that hold none.
+          std::vector<float> x(static_cast<std::size_t>(rows) * 256, 0.f);
+          std::vector<std::uint8_t> masked = codes;
+          if (w.format == WeightFormat::kFp8) masked[127] = masked[255] = 0;
+          some.data = masked.data();
+          x[(static_cast<std::size_t>(rows) - 1) * 256 + i] = 1.f;
+          std::vector<float> y(static_cast<std::size_t>(rows));
+          ops->Gemm({CMat(x.data(), {rows, 256}), some, Mat(y.data(), {rows, 1})});
+          EXPECT_EQ(y.back(), want[i]) << b.name << " code " << i << " rows " << rows;
+        }
+        if (w.format == WeightFormat::kFp8) {
+          std::vector<float> x(static_cast<std::size_t>(rows) * 256, 1.f);
+          std::vector<float> y(static_cast<std::size_t>(rows));
+          ops->Gemm({CMat(x.data(), {rows, 256}), w, Mat(y.data(), {rows, 1})});
+          EXPECT_TRUE(std::isnan(y.back())) << b.name;
         }
       }
     }

@@ -81,7 +81,22 @@ void Products() {
     Same("dot bf16", size, [&](const SimdTable& t, Floats& y) {
       t.dot_block_bf16(x.data(), n, m, half.data(), r, n, y.data(), r);
     });
+    std::vector<unsigned char> bytes(w.size());
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      bytes[i] = static_cast<unsigned char>(37 * i);
+      if ((bytes[i] & 127) == 127) bytes[i] = 0;  // NaN: its payload is no one's promise
+    }
+    const Floats blocks = Random(2);
+    std::vector<unsigned char> f32_scales(8);
+    std::memcpy(f32_scales.data(), blocks.data(), 8);
+    Same("dot fp8", size, [&](const SimdTable& t, Floats& y) {
+      t.dot_block_fp8(x.data(), n, m, bytes.data(), f32_scales.data(), 0, r, n, y.data(), r);
+    });
     if (n % 32 != 0) continue;
+    std::vector<unsigned char> int8_scales(w.size() / 16, 0x3F);
+    Same("dot int8", size, [&](const SimdTable& t, Floats& y) {
+      t.dot_block_int8(x.data(), n, m, bytes.data(), int8_scales.data(), r, n, y.data(), r);
+    });
     std::vector<unsigned char> codes(w.size() / 2), scales(w.size() / 32);
     for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<unsigned char>(37 * i);
     for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = static_cast<unsigned char>(9 * i);

@@ -75,6 +75,32 @@ void Summarise(PerplexityResult& r) {
 
 }  // namespace
 
+Result<PairedDifference> ComparePaired(const PerplexityResult& a, const PerplexityResult& b) {
+  bool same = a.documents.size() == b.documents.size() && !a.documents.empty();
+  for (std::size_t i = 0; same && i < a.documents.size(); ++i) {
+    same = a.documents[i].tokens == b.documents[i].tokens;
+  }
+  if (!same) {
+    return Error{Code::kInvalidArgument,
+                 fmt::format("results about {} and {} documents, or of other lengths, cannot be "
+                             "compared in pairs",
+                             a.documents.size(), b.documents.size())};
+  }
+  const auto n = static_cast<double>(a.documents.size());
+  PairedDifference d;
+  for (std::size_t i = 0; i < a.documents.size(); ++i) {
+    d.mean += (b.documents[i].nats - a.documents[i].nats) / n;
+  }
+  double squares = 0;
+  for (std::size_t i = 0; i < a.documents.size(); ++i) {
+    const double off = b.documents[i].nats - a.documents[i].nats - d.mean;
+    squares += off * off;
+  }
+  d.stderr_mean =
+      n > 1 ? std::sqrt(squares / (n - 1) / n) : std::numeric_limits<double>::quiet_NaN();
+  return d;
+}
+
 Result<PerplexityResult> Perplexity(
     TokenModel& model, const Tokenizer& tokenizer, std::string_view text, std::string_view where,
     const PerplexityOptions& options,

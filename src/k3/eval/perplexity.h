@@ -36,6 +36,15 @@ struct PerplexityResult {
   double bits_per_byte = 0;  // all nats over all bytes of the scored text
 };
 
+/// How much worse (in nats per token) `b` is than `a` on the same documents: mean over documents of
+/// the difference of their means, and its standard error (NaN with one document). What documents
+/// have in common cancels, so it is far smaller than the error of either mean.
+struct PairedDifference {
+  double mean = 0, stderr_mean = 0;
+};
+/// Error when they are not about documents of the same lengths.
+Result<PairedDifference> ComparePaired(const PerplexityResult& a, const PerplexityResult& b);
+
 /// Documents of `text` are separated by NUL bytes; empty ones are left out and not counted. Each
 /// document is encoded whole, then cut to n_tokens. Log-softmax in double; documents one after the
 /// other, so nothing depends on threads or on the other documents.

@@ -107,5 +107,22 @@ TEST(Perplexity, ErrorsNameTheDocument) {
   EXPECT_EQ(Score(model, "abc", o).error().code, Code::kCancelled);
 }
 
+TEST(ComparePaired, MeanAndErrorOfTheDifferences) {
+  PerplexityResult a, b;
+  a.documents = {{10, 40, 3.0}, {20, 80, 2.0}, {5, 20, 4.0}};
+  b.documents = {{10, 40, 3.1}, {20, 80, 2.3}, {5, 20, 4.2}};
+  const auto d = ComparePaired(a, b);
+  ASSERT_TRUE(d.ok());
+  EXPECT_NEAR(d->mean, 0.2, 1e-12);
+  EXPECT_NEAR(d->stderr_mean, 0.1 / std::sqrt(3.0), 1e-12);
+  EXPECT_EQ(ComparePaired(a, a)->mean, 0.0);
+  b.documents[1].tokens = 21;
+  EXPECT_FALSE(ComparePaired(a, b).ok());
+  b.documents.pop_back();
+  EXPECT_FALSE(ComparePaired(a, b).ok());
+  a.documents.resize(1), b.documents.resize(1);
+  EXPECT_TRUE(std::isnan(ComparePaired(a, b)->stderr_mean));
+}
+
 }  // namespace
 }  // namespace k3

@@ -116,6 +116,18 @@ Result<json> ParseJson(std::string_view text, std::string_view where) {
   return builder.Take();
 }
 
+Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::string_view where) {
+  constexpr std::size_t kLimit = std::size_t{1} << 20;
+  if (text.size() > kLimit) {
+    return Error{Code::kUnsupported,
+                 fmt::format("{}: {} bytes, expected at most {} in a file to be "
+                             "changed",
+                             where, text.size(), kLimit)};
+  }
+  K3_TRY(ParseJson(text, where).status());  // refuses what must be refused
+  return nlohmann::ordered_json::parse(text, nullptr, false);
+}
+
 std::string Printable(std::string_view text, std::size_t limit) {
   std::string out(text.substr(0, limit));
   for (char& c : out) {

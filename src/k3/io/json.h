@@ -20,6 +20,10 @@ inline constexpr std::size_t kMaxJsonValues = std::size_t{1} << 23;  // bounds t
 /// trailing text. `where` starts every message.
 Result<nlohmann::json> ParseJson(std::string_view text, std::string_view where);
 
+/// The same with keys in the order they stand in, for a file that is changed and written again.
+/// Slow for objects of many keys: refuses texts of more than 1 MiB.
+Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::string_view where);
+
 /// Text from a file, fit for a one-line message: control and non-ASCII bytes become '?', and what
 /// is longer than `limit` is cut.
 std::string Printable(std::string_view text, std::size_t limit = 160);

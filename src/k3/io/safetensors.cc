@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "k3/base/check.h"
 #include "k3/io/atomic_file.h"
 #include "k3/io/json.h"
 
@@ -219,7 +220,6 @@ Status CheckWritable(const std::string& path, const std::vector<NamedTensor>& so
     for (const auto d : t.shape) {
       if (d < 0) wrong = "has a negative dimension";
     }
-    if (!wrong && !t.data && t.bytes() > 0) wrong = "has no data";
     if (wrong) {
       return Error{Code::kInvalidArgument,
                    fmt::format("{}: tensor \"{}\" {}", path, Printable(name), wrong)};
@@ -238,8 +238,9 @@ Status CheckWritable(const std::string& path, const std::vector<NamedTensor>& so
 
 }  // namespace
 
-Status WriteSafetensors(const std::string& path, std::vector<NamedTensor> tensors,
-                        const std::map<std::string, std::string>& metadata) {
+Result<SafetensorsWriter> SafetensorsWriter::Create(
+    const std::string& path, std::vector<NamedTensor> tensors,
+    const std::map<std::string, std::string>& metadata) {
   std::sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) {
     const int sa = SizeOf(a.tensor.dtype), sb = SizeOf(b.tensor.dtype);
     return sa != sb ? sa > sb : a.name < b.name;
@@ -257,10 +258,33 @@ Status WriteSafetensors(const std::string& path, std::vector<NamedTensor> tensor
     length[i] = static_cast<unsigned char>(header.size() >> (8 * i));
   K3_TRY(file.Write(length, sizeof length));
   K3_TRY(file.Write(header.data(), header.size()));
-  for (const auto& t : tensors) {
-    K3_TRY(file.Write(t.tensor.data, static_cast<std::size_t>(t.tensor.bytes())));
+  std::int64_t bytes = 0;
+  for (const auto& t : tensors) bytes += t.tensor.bytes();
+  return SafetensorsWriter(std::move(file), std::move(tensors), bytes);
+}
+
+Status SafetensorsWriter::Write(const void* data, std::int64_t bytes) {
+  K3_CHECK(bytes >= 0 && bytes <= left_, "more data than the header describes");
+  left_ -= bytes;
+  return file_.Write(data, static_cast<std::size_t>(bytes));
+}
+
+Status SafetensorsWriter::Commit() {
+  K3_CHECK(left_ == 0, "less data than the header describes");
+  return file_.Commit();
+}
+
+Status WriteSafetensors(const std::string& path, std::vector<NamedTensor> tensors,
+                        const std::map<std::string, std::string>& metadata) {
+  for (const auto& [name, t] : tensors) {
+    if (t.data || t.bytes() == 0) continue;
+    return Error{Code::kInvalidArgument,
+                 fmt::format("{}: tensor \"{}\" has no data", path, Printable(name))};
   }
-  return file.Commit();
+  K3_ASSIGN(SafetensorsWriter writer,
+            SafetensorsWriter::Create(path, std::move(tensors), metadata));
+  for (const auto& t : writer.order()) K3_TRY(writer.Write(t.tensor.data, t.tensor.bytes()));
+  return writer.Commit();
 }
 
 }  // namespace k3

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "k3/base/status.h"
+#include "k3/io/atomic_file.h"
 #include "k3/io/mapped_file.h"
 #include "k3/tensor/tensor_ref.h"
 
@@ -55,10 +56,33 @@ struct SafetensorsHeader {
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, std::uint64_t data_bytes,
                                                  std::string_view where);
 
-/// A tensor to write.
+/// A tensor to write. SafetensorsWriter does not look at its data.
 struct NamedTensor {
   std::string name;
   TensorRef tensor;
+};
+
+/// Writes one file whose bytes come one piece after the other, so that they need not be in memory
+/// together: tensors sorted as by WriteSafetensors; the caller writes their data in that order.
+/// Without Commit nothing appears under `path`. Movable; one thread.
+class SafetensorsWriter {
+ public:
+  static Result<SafetensorsWriter> Create(const std::string& path, std::vector<NamedTensor> tensors,
+                                          const std::map<std::string, std::string>& metadata = {});
+
+  /// The tensors in the order their bytes are expected in.
+  const std::vector<NamedTensor>& order() const { return order_; }
+  Status Write(const void* data, std::int64_t bytes);
+  /// All bytes must have been written, and no more: anything else is a bug.
+  Status Commit();
+
+ private:
+  SafetensorsWriter(AtomicFile file, std::vector<NamedTensor> order, std::int64_t bytes)
+      : file_(std::move(file)), order_(std::move(order)), left_(bytes) {}
+
+  AtomicFile file_;
+  std::vector<NamedTensor> order_;
+  std::int64_t left_;
 };
 
 /// Writes one file, names in ASCII or valid UTF-8: tensors sorted by decreasing element size, then

@@ -194,5 +194,32 @@ TEST(WriteSafetensors, FullDiskLeavesNoFile) {
   EXPECT_EQ(dir.count(), 0);
 }
 
+TEST(SafetensorsWriter, PiecesGiveTheSameFile) {
+  const testing::TempDir dir;
+  const std::string bytes(48, 'x');
+  const auto* data = reinterpret_cast<const std::byte*>(bytes.data());
+  const std::vector<NamedTensor> tensors{{"codes", {DType::kI8, {4, 8}, data}},
+                                         {"scales", {DType::kBF16, {4, 1}, data}},
+                                         {"blocks", {DType::kF8E4M3, {0, 3}, data}}};
+  ASSERT_TRUE(WriteSafetensors(dir / "whole", tensors, {{"format", "pt"}}).ok());
+  {
+    auto writer = SafetensorsWriter::Create(dir / "pieces", tensors, {{"format", "pt"}});
+    ASSERT_TRUE(writer.ok()) << writer.message();
+    EXPECT_EQ(writer->order()[0].name, "scales");  // larger elements come first
+    for (int i = 0; i < 8; ++i) ASSERT_TRUE(writer->Write(bytes.data(), 5).ok());
+    EXPECT_FALSE(std::filesystem::exists(dir / "pieces"));
+    ASSERT_TRUE(writer->Commit().ok());
+  }
+  EXPECT_EQ(testing::ReadBytes(dir / "pieces"), testing::ReadBytes(dir / "whole"));
+  {
+    EXPECT_TRUE(SafetensorsWriter::Create(dir / "left", tensors).ok());
+  }
+  EXPECT_EQ(dir.count(), 2) << "without Commit nothing stays";
+  const auto file = SafetensorsFile::Open(dir / "pieces");
+  ASSERT_TRUE(file.ok()) << file.message();
+  EXPECT_EQ(file->tensors().at("codes").dtype, DType::kI8);
+  EXPECT_EQ(file->tensors().at("blocks").dtype, DType::kF8E4M3);
+}
+
 }  // namespace
 }  // namespace k3

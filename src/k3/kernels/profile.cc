@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "k3/quant/encode.h"
+
 namespace k3 {
 namespace {
 
@@ -65,22 +67,8 @@ Work Of(const Args&) {
   return {};
 }
 
-const char* FormatName(WeightFormat f) {
-  switch (f) {
-    case WeightFormat::kF32:
-      return "f32";
-    case WeightFormat::kBF16:
-      return "bf16";
-    case WeightFormat::kF16:
-      return "f16";
-    case WeightFormat::kMxfp4:
-      return "mxfp4";
-  }
-  return "?";
-}
-
 std::string NameOf(const char* op, const GemmArgs& a) {
-  return fmt::format("{} {}x{} {}{}", op, a.w.rows, a.w.cols, FormatName(a.w.format),
+  return fmt::format("{} {}x{} {}{}", op, a.w.rows, a.w.cols, Name(a.w.format),
                      a.keep_f32 ? " in f32" : "");
 }
 

@@ -196,24 +196,59 @@ Status ReadMla(const Readers& in, ModelConfig* c) {
   return {};
 }
 
-Status CheckQuantization(const JsonReader& r) {
+/// Absent, or blocks of 128 x 128.
+Status CheckBlocks(const JsonReader& r, std::string_view key) {
+  K3_ASSIGN(const auto blocks, r.OptIntList(key, 1, kMaxDim));
+  if (!blocks || *blocks == std::vector<std::int64_t>{128, 128}) return {};
+  return Error{Code::kUnsupported, fmt::format("{}: {} is [{}], expected [128, 128]", r.where(),
+                                               r.Path(key), fmt::join(*blocks, ", "))};
+}
+
+/// What a group says about its weights must be what the format is here.
+Status CheckQuantizedWeights(const JsonReader& w, std::string_view format) {
+  if (format == "float-quantized") {
+    K3_TRY(CheckWord(w, "type", {"float"}));
+    K3_TRY(CheckWord(w, "strategy", {"block"}));
+    K3_TRY(w.Int("num_bits", 8, 8, 8).status());
+    return CheckBlocks(w, "block_structure");
+  }
+  const bool int8 = format == "int-quantized";
+  const std::int64_t bits = int8 ? 8 : 4;
+  K3_TRY(CheckWord(w, "type", {int8 ? "int" : "float"}));
+  K3_TRY(CheckWord(w, "strategy", {"group"}));
+  K3_TRY(w.Int("num_bits", bits, bits, bits).status());
+  return w.Int("group_size", 32, 32, 32).status();
+}
+
+/// Checks quantization_config, when there is one; `mxfp4` is set when it names that format.
+Status CheckQuantization(const JsonReader& r, bool* mxfp4) {
   K3_ASSIGN(const auto q, r.Object("quantization_config"));
   if (!q) return {};
-  K3_TRY(CheckWord(*q, "quant_method", {"compressed-tensors"}));
-  if (!q->Has("format")) return q->Missing("format");
-  K3_TRY(CheckWord(*q, "format", {"mxfp4-pack-quantized"}));
+  K3_TRY(CheckWord(*q, "quant_method", {"compressed-tensors", "fp8"}));
+  K3_ASSIGN(const auto method, q->OptString("quant_method"));
+  if (method == "fp8") {
+    K3_TRY(CheckWord(*q, "fmt", {"e4m3"}));
+    if (!q->Has("weight_block_size")) return q->Missing("weight_block_size");
+    return CheckBlocks(*q, "weight_block_size");
+  }
+  const std::initializer_list<std::string_view> formats{"mxfp4-pack-quantized", "float-quantized",
+                                                        "int-quantized"};
+  K3_ASSIGN(const auto outer, q->OptString("format"));
+  if (!outer) return q->Missing("format");
+  if (*outer != "mixed-precision") K3_TRY(CheckWord(*q, "format", formats));
+  *mxfp4 = *mxfp4 || outer == "mxfp4-pack-quantized";
   K3_ASSIGN(const auto groups, q->Object("config_groups"));
   if (!groups) return {};
   for (const auto& [name, unused] : groups->object().items()) {
     K3_ASSIGN(const auto group, groups->Object(name));
     if (!group) continue;
-    K3_TRY(CheckWord(*group, "format", {"mxfp4-pack-quantized"}));
+    K3_TRY(CheckWord(*group, "format", formats));
+    K3_ASSIGN(const auto own, group->OptString("format"));
+    const std::string format = own.value_or(*outer);
+    if (format == "mixed-precision") return group->Missing("format");
+    *mxfp4 = *mxfp4 || format == "mxfp4-pack-quantized";
     K3_ASSIGN(const auto weights, group->Object("weights"));
-    if (!weights) continue;
-    K3_TRY(CheckWord(*weights, "type", {"float"}));
-    K3_TRY(CheckWord(*weights, "strategy", {"group"}));
-    K3_TRY(weights->Int("num_bits", 4, 4, 4).status());
-    K3_TRY(weights->Int("group_size", 32, 32, 32).status());
+    if (weights) K3_TRY(CheckQuantizedWeights(*weights, format));
   }
   return {};
 }
@@ -325,9 +360,8 @@ Result<ModelConfig> Parse(const Readers& in) {
   K3_TRY(ReadMla(in, &c));
   K3_TRY(CheckNeeds(in, linear, c));
   K3_TRY(CheckTotal(in, c));
-  K3_TRY(CheckQuantization(in.root));
-  K3_TRY(CheckQuantization(in.text));
-  c.packed_experts = in.root.Has("quantization_config") || in.text.Has("quantization_config");
+  K3_TRY(CheckQuantization(in.root, &c.packed_experts));
+  K3_TRY(CheckQuantization(in.text, &c.packed_experts));
   K3_TRY(ReadTied(in, &c));
   K3_TRY(ReadSpecialIds(in, &c));
   K3_ASSIGN(const auto nextn, in.text.Int("num_nextn_predict_layers", 0, kMaxLayers, 0));

@@ -29,7 +29,7 @@ struct ModelConfig {
   float situ_beta = 0.f;                  // set when act is kSitu
   std::optional<float> situ_linear_beta;  // absent: plain up branch
   bool tied_embeddings = false;
-  bool packed_experts = false;  // quantization_config is there; the tensors' names decide
+  bool packed_experts = false;  // quantization_config names MXFP4; the tensors' names decide
 
   std::vector<AttentionKind> attention;  // one per layer
   KdaConfig kda;

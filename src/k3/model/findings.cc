@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "k3/tensor/tensor_ref.h"
@@ -31,6 +32,7 @@ class Finder {
     FeedForward();
     Router();
     Output();
+    TrunkStorage();
     Extra();
     return std::move(out_);
   }
@@ -54,9 +56,21 @@ class Finder {
   void SayConfig(std::string topic, std::string text, std::string key) {
     out_.push_back({std::move(topic), std::move(text), Basis::kConfig, std::move(key)});
   }
-  const TensorGroup* Group(std::string_view suffix) const { return i_.Find(suffix); }
+  /// A matrix packed in MXFP4 is found under its plain name too, with the shape it decodes to.
+  const TensorGroup* Group(std::string_view suffix) {
+    const TensorGroup* g = i_.Find(suffix);
+    if (g != nullptr || !suffix.ends_with(".weight")) return g;
+    g = i_.Find(std::string(suffix) + "_packed");
+    if (g == nullptr || g->shape.size() != 2) return nullptr;
+    unpacked_.push_back(*g);
+    TensorGroup& plain = unpacked_.back();
+    plain.pattern.resize(plain.pattern.size() - std::string_view("_packed").size());
+    plain.shape[1] *= 2;
+    plain.dtype = "MXFP4";
+    return &plain;
+  }
   /// A damaged file may give any shape: what reads one asks for a matrix.
-  const TensorGroup* Matrix(std::string_view suffix) const {
+  const TensorGroup* Matrix(std::string_view suffix) {
     const TensorGroup* g = Group(suffix);
     return g != nullptr && g->shape.size() == 2 ? g : nullptr;
   }
@@ -65,7 +79,8 @@ class Finder {
     std::string_view name = g.pattern;
     constexpr std::string_view kLayers = "model.layers.*.";
     if (name.starts_with(kLayers)) name.remove_prefix(kLayers.size());
-    return fmt::format("{} {}{}", name, ShapeString(g.shape),
+    return fmt::format("{} {}{}{}", name, ShapeString(g.shape),
+                       g.dtype == "MXFP4" ? " as MXFP4" : "",
                        g.count > 1 ? fmt::format(", {} of them", g.count) : "");
   }
   std::vector<std::int64_t> Layers(AttentionKind kind) const {  // counted from 1, as configs do
@@ -85,6 +100,7 @@ class Finder {
   void FeedForward();
   void Experts(const TensorGroup& w1);
   void Storage(const TensorGroup& w1);
+  void TrunkStorage();
   void Router();
   void Output();
   void Extra();
@@ -92,6 +108,7 @@ class Finder {
   const Inventory& i_;
   const ModelConfig& c_;
   std::vector<Finding> out_;
+  std::deque<TensorGroup> unpacked_;
 };
 
 void Finder::Layout() {
@@ -284,6 +301,30 @@ void Finder::Storage(const TensorGroup& w1) {
           : fmt::format("{} of {} experts lie in one piece; the others need several reads",
                         i_.contiguous_experts, i_.experts),
       "data_offsets of the headers");
+}
+
+/// Matrices of the trunk that are stored as codes with scales.
+void Finder::TrunkStorage() {
+  const struct {
+    std::string_view suffix, text;
+  } forms[] = {
+      {".weight_scale_inv", "fp8-e4m3: 8 bits a value and a 32-bit scale for 128 x 128"},
+      {".weight_packed", "MXFP4: 4 bits a value and one 8-bit scale for 32, 4.25 bits in all"},
+      {".weight_scale", "int8: 8 bits a value and one 16-bit scale for 32, 8.5 bits in all"}};
+  for (const auto& form : forms) {
+    std::int64_t count = 0;
+    const TensorGroup* first = nullptr;
+    for (const TensorGroup& g : i_.groups) {
+      const bool expert = g.role == Name(TensorRole::kRoutedExpert);
+      const bool mxfp4 = form.suffix == ".weight_scale" && g.dtype != "BF16";
+      const bool ours = g.role != kVisionRole && g.role != kUnexpectedRole;
+      if (!ours || expert || mxfp4 || !g.pattern.ends_with(form.suffix)) continue;
+      count += g.count;
+      if (first == nullptr) first = &g;
+    }
+    if (first == nullptr) continue;
+    Say("trunk storage", fmt::format("{} matrices in {}", count, form.text), Show(*first));
+  }
 }
 
 void Finder::Router() {

@@ -15,6 +15,7 @@
 #include "k3/io/checkpoint.h"
 #include "k3/io/json.h"
 #include "k3/io/safetensors.h"
+#include "k3/model/matrix_form.h"
 
 namespace k3 {
 namespace {
@@ -88,7 +89,8 @@ class Taker {
   void Count(std::string_view role, const std::string& full, const std::string& pattern,
              const Item& item, std::int64_t parameters);
   Status Visit(const TensorSpec& spec);
-  void Packed(const TensorSpec& spec, const std::string& full);
+  std::optional<WeightFormat> QuantizedForm(const TensorSpec& spec, const std::string& full) const;
+  void Parts(const TensorSpec& spec, const std::string& full, WeightFormat format);
   void Plain(const TensorSpec& spec, const std::string& full);
   void CheckShape(const TensorSpec& spec, const std::string& full, const Item& item);
   void PlaceExpert(const TensorSpec& spec, const Item& item);
@@ -247,29 +249,52 @@ void Taker::Plain(const TensorSpec& spec, const std::string& full) {
   if (spec.role == TensorRole::kRoutedExpert) PlaceExpert(spec, item);
 }
 
-void Taker::Packed(const TensorSpec& spec, const std::string& full) {
-  const std::int64_t rows = spec.shape[0], cols = spec.shape[1];
-  if (cols % 32 != 0) {
-    Problem(fmt::format("{}_packed: rows of {} values cannot be packed in groups of 32",
-                        Printable(full), cols));
+/// The format with scales that names and dtypes show, or the config when there are no names.
+std::optional<WeightFormat> Taker::QuantizedForm(const TensorSpec& spec,
+                                                 const std::string& full) const {
+  if (!MayBeQuantized(spec)) return std::nullopt;
+  if (out_.source == ShapeSource::kConfig) {
+    const bool packed = out_.config.packed_experts && spec.role == TensorRole::kRoutedExpert &&
+                        spec.shape[1] % 32 == 0;
+    return packed ? std::optional(WeightFormat::kMxfp4) : std::nullopt;
   }
-  const std::pair<const char*, std::int64_t> parts[] = {{"_packed", cols / 2},
-                                                        {"_scale", cols / 32}};
-  for (const auto& [suffix, width] : parts) {
-    const std::string name = full + suffix;
+  if (Has(full + "_packed")) return WeightFormat::kMxfp4;
+  const auto it = found_.find(full);
+  if (it == found_.end()) {  // not read: names alone
+    if (!Has(full))
+      return Has(full + "_scale") ? std::optional(WeightFormat::kMxfp4) : std::nullopt;
+    if (Has(full + "_scale_inv")) return WeightFormat::kFp8;
+    return Has(full + "_scale") ? std::optional(WeightFormat::kInt8) : std::nullopt;
+  }
+  const DType dtype = it->second.first.dtype;
+  const bool codes = dtype == DType::kF8E4M3 || dtype == DType::kI8;
+  return codes ? FormatOfDType(dtype) : std::nullopt;
+}
+
+void Taker::Parts(const TensorSpec& spec, const std::string& full, WeightFormat format) {
+  const std::int64_t rows = spec.shape[0], cols = spec.shape[1];
+  const auto parts = PartsOf(format, rows, cols);
+  const bool mxfp4 = format == WeightFormat::kMxfp4;
+  if (format != WeightFormat::kFp8 && cols % 32 != 0) {
+    Problem(fmt::format("{}{}: rows of {} values cannot be {} in groups of 32", Printable(full),
+                        parts[0].suffix, cols, mxfp4 ? "packed" : "scaled"));
+  }
+  for (const MatrixPart& part : parts) {
+    const std::string suffix(part.suffix), name = full + suffix;
     if (out_.source != ShapeSource::kConfig && !Has(name)) {
       Problem(fmt::format("{}: missing tensor", Printable(name)));
       continue;
     }
-    const std::vector<std::int64_t> shape{rows, width};
-    const Item item = ItemOf(name, "U8", shape);
-    const bool byte = item.dtype == "U8" || (item.dtype == "F8_E8M0" && suffix[1] == 's');
-    if (!byte || item.shape != shape) {
-      Problem(fmt::format("{}: wrong shape or dtype: found {} {}, expected U8 {}", Printable(name),
-                          item.dtype, ShapeString(item.shape), ShapeString(shape)));
+    const Item item = ItemOf(name, Name(part.dtype), part.shape);
+    const bool scale = part.suffix == parts.back().suffix;
+    const bool fits = item.dtype == Name(part.dtype) || (mxfp4 && scale && item.dtype == "F8_E8M0");
+    if (!fits || item.shape != part.shape) {
+      Problem(fmt::format("{}: wrong shape or dtype: found {} {}, expected {} {}", Printable(name),
+                          item.dtype, ShapeString(item.shape), Name(part.dtype),
+                          ShapeString(part.shape)));
     }
-    Count(Name(spec.role), name, pattern_ + suffix, item, suffix[1] == 'p' ? spec.elements() : 0);
-    PlaceExpert(spec, item);
+    Count(Name(spec.role), name, pattern_ + suffix, item, scale ? 0 : spec.elements());
+    if (spec.role == TensorRole::kRoutedExpert) PlaceExpert(spec, item);
   }
 }
 
@@ -301,17 +326,12 @@ Status Taker::Visit(const TensorSpec& spec) {
   name_.assign(out_.prefix).append(spec.name);
   pattern_ = PatternOf(spec.name);
   chosen_ = spec.role != TensorRole::kRoutedExpert || spec.expert < out_.config.moe.top_k;
-  if (spec.role == TensorRole::kRoutedExpert) {
-    const bool packed = out_.source == ShapeSource::kConfig
-                            ? out_.config.packed_experts && spec.shape[1] % 32 == 0
-                            : Has(name_ + "_packed") || Has(name_ + "_scale");
-    if (packed && Has(name_)) {
+  if (const auto format = QuantizedForm(spec, name_)) {
+    if (format == WeightFormat::kMxfp4 && Has(name_)) {
       Problem(fmt::format("{}: ambiguous tensor: it is also there as _packed", Printable(name_)));
     }
-    if (packed) {
-      Packed(spec, name_);
-      return {};
-    }
+    Parts(spec, name_, *format);
+    return {};
   }
   if (out_.source != ShapeSource::kConfig && !Has(name_)) {
     Problem(fmt::format("{}: missing tensor", Printable(name_)));
@@ -326,13 +346,12 @@ Status Taker::Walk() {
   CloseExpert();
   out_.has_head = !out_.config.tied_embeddings;
   const std::string head = out_.prefix + "lm_head.weight";
-  if (out_.config.tied_embeddings && Has(head)) {
+  if (out_.config.tied_embeddings && (Has(head) || Has(head + "_packed"))) {
     TensorSpec spec;
     spec.name = "lm_head.weight";
     spec.shape = {out_.config.vocab, out_.config.hidden};
     spec.role = TensorRole::kHead;
-    pattern_ = spec.name;
-    Plain(spec, head);
+    K3_TRY(Visit(spec));
     out_.has_head = true;
     out_.warnings.push_back("tie_word_embeddings is true, but lm_head.weight is there; it is used");
   }

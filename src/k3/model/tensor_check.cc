@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "k3/io/json.h"
+#include "k3/model/matrix_form.h"
 #include "k3/model/tensor_table.h"
 
 namespace k3 {
@@ -73,17 +74,23 @@ class Checker {
 
   Status Check(const TensorSpec& spec) {
     const TensorRef* t = Find(spec.name);
-    if (spec.role == TensorRole::kRoutedExpert) {
+    const bool matrix = MayBeQuantized(spec);
+    if (matrix) {
       const TensorRef* packed = Find(spec.name + "_packed");
       if (packed && t)
         return Refuse(spec.name, "ambiguous tensor", ": it is also there as _packed");
-      if (packed) return CheckPacked(spec, *packed);
+      if (packed) return CheckParts(spec, WeightFormat::kMxfp4);
       if (!t && Find(spec.name + "_scale"))
         return Refuse(spec.name + "_packed", "missing tensor", "");
+      if (t && t->dtype == DType::kF8E4M3) return CheckParts(spec, WeightFormat::kFp8);
+      if (t && t->dtype == DType::kI8) return CheckParts(spec, WeightFormat::kInt8);
     }
     if (!t) return Refuse(spec.name, "missing tensor", "");
     matched_.push_back(t);
-    if (!IsFloat(t->dtype)) return WrongDType(spec.name, *t, "BF16, F16 or F32");
+    if (!IsFloat(t->dtype)) {
+      return WrongDType(spec.name, *t,
+                        matrix ? "BF16, F16, F32, F8_E4M3 or I8" : "BF16, F16 or F32");
+    }
     if (spec.name.ends_with(".A_log")) return CheckALog(spec, *t);
     if (t->shape != spec.shape && !IsConvOfRankTwo(spec, *t)) {
       return WrongShape(spec.name, *t, spec.shape);
@@ -109,27 +116,35 @@ class Checker {
            t.shape[1] == spec.shape[2];
   }
 
-  Status CheckPacked(const TensorSpec& spec, const TensorRef& packed) {
-    const std::string packed_name = spec.name + "_packed", scale_name = spec.name + "_scale";
-    const std::int64_t rows = spec.shape[0], cols = spec.shape[1];
-    if (cols % 32 != 0) {
-      return Refuse(packed_name, "wrong shape",
-                    fmt::format(": rows of {} cannot be packed in groups of 32", cols));
+  /// Codes with their scales.
+  Status CheckParts(const TensorSpec& spec, WeightFormat format) {
+    const std::int64_t cols = spec.shape[1];
+    const auto parts = PartsOf(format, spec.shape[0], cols);
+    const bool mxfp4 = format == WeightFormat::kMxfp4;
+    if (format != WeightFormat::kFp8 && cols % 32 != 0) {
+      return Refuse(spec.name + std::string(parts[0].suffix), "wrong shape",
+                    fmt::format(": rows of {} cannot be {} in groups of 32", cols,
+                                mxfp4 ? "packed" : "scaled"));
     }
-    const TensorRef* scale = Find(scale_name);
-    if (!scale) return Refuse(scale_name, "missing tensor", "");
-    if (packed.dtype != DType::kU8) return WrongDType(packed_name, packed, "U8");
-    if (scale->dtype != DType::kU8 && scale->dtype != DType::kF8E8M0) {
-      return WrongDType(scale_name, *scale, "U8 or F8_E8M0");
+    for (const MatrixPart& part : parts) {
+      const std::string name = spec.name + std::string(part.suffix);
+      const TensorRef* t = Find(name);
+      if (!t) return Refuse(name, "missing tensor", "");
+      const bool e8m0 = mxfp4 && part.suffix == "_scale";
+      if (t->dtype != part.dtype && !(e8m0 && t->dtype == DType::kF8E8M0)) {
+        return WrongDType(name, *t, e8m0 ? "U8 or F8_E8M0" : Name(part.dtype));
+      }
+      if (t->shape != part.shape) return WrongShape(name, *t, part.shape);
+      matched_.push_back(t);
+      if (part.suffix == parts.back().suffix) {
+        scales_.push_back(t);
+        out_.scale_bytes += t->bytes();
+      } else if (format == WeightFormat::kFp8) {
+        codes_.push_back(t);
+        out_.e4m3_bytes += t->bytes();
+      }
     }
-    const std::vector<std::int64_t> code_shape{rows, cols / 2}, scale_shape{rows, cols / 32};
-    if (packed.shape != code_shape) return WrongShape(packed_name, packed, code_shape);
-    if (scale->shape != scale_shape) return WrongShape(scale_name, *scale, scale_shape);
-    matched_.push_back(&packed);
-    matched_.push_back(scale);
-    scales_.push_back(scale);
-    out_.packed_experts += 1;
-    out_.scale_bytes += scale->bytes();
+    out_.packed_experts += mxfp4 && spec.role == TensorRole::kRoutedExpert ? 1 : 0;
     return {};
   }
 
@@ -154,24 +169,24 @@ class Checker {
   /// With tied embeddings lm_head may be absent; present, it is used.
   Status CheckTiedHead() {
     if (!config_.tied_embeddings) return {};
-    const std::string name = "lm_head.weight";
-    const TensorRef* head = Find(name);
-    out_.has_head = head != nullptr;
-    if (!head) return {};
-    matched_.push_back(head);
-    if (!IsFloat(head->dtype)) return WrongDType(name, *head, "BF16, F16 or F32");
-    const std::vector<std::int64_t> shape{config_.vocab, config_.hidden};
-    if (head->shape != shape) return WrongShape(name, *head, shape);
+    TensorSpec spec;
+    spec.name = "lm_head.weight";
+    spec.shape = {config_.vocab, config_.hidden};
+    spec.role = TensorRole::kHead;
+    const TensorRef* head = Find(spec.name);
+    out_.has_head = head != nullptr || Find(spec.name + "_packed") != nullptr;
+    if (!out_.has_head) return {};
+    K3_TRY(Check(spec));
     const TensorRef* embedding = Find("model.embed_tokens.weight");
-    const auto bytes = static_cast<std::size_t>(head->bytes());
-    const bool same = embedding && embedding->dtype == head->dtype &&
-                      head->bytes() <= kMaxHeadCompare &&
-                      std::memcmp(head->data, embedding->data, bytes) == 0;
+    const bool same =
+        head && embedding && embedding->dtype == head->dtype && IsFloat(head->dtype) &&
+        head->bytes() <= kMaxHeadCompare &&
+        std::memcmp(head->data, embedding->data, static_cast<std::size_t>(head->bytes())) == 0;
     if (!same) {
       out_.warnings.push_back(
           fmt::format("{}: tie_word_embeddings is true, but lm_head.weight is there with its own "
                       "values; it is used",
-                      checkpoint_.FileOf(out_.prefix + name)));
+                      checkpoint_.FileOf(out_.prefix + spec.name)));
     }
     return {};
   }
@@ -217,11 +232,18 @@ class Checker {
   /// Only small models: the scales of the released one are 90 GB of scattered reads.
   Status ScanScales() {
     out_.scales_checked = out_.scale_bytes <= kMaxScaleScan;
-    if (!out_.scales_checked) return {};
-    for (const TensorRef* scale : scales_) {
-      if (CheckScales(*scale, "", "").ok()) continue;
+    out_.codes_checked = out_.e4m3_bytes <= kMaxScaleScan;
+    if (out_.scales_checked) K3_TRY(Scan(scales_, CheckScales));
+    if (out_.codes_checked) K3_TRY(Scan(codes_, CheckE4m3));
+    return {};
+  }
+
+  template <class F>
+  Status Scan(const std::vector<const TensorRef*>& list, F check) const {
+    for (const TensorRef* bad : list) {
+      if (check(*bad, "", "").ok()) continue;
       for (const auto& [name, t] : checkpoint_.tensors()) {
-        if (&t == scale) return CheckScales(t, name, checkpoint_.FileOf(name));
+        if (&t == bad) return check(t, name, checkpoint_.FileOf(name));
       }
     }
     return {};
@@ -232,7 +254,7 @@ class Checker {
   TensorCheck out_;
   std::string name_;                       // of the last lookup, reused
   std::vector<const TensorRef*> matched_;  // nodes of the checkpoint's map; sorted in the end
-  std::vector<const TensorRef*> scales_;
+  std::vector<const TensorRef*> scales_, codes_;
 };
 
 }  // namespace
@@ -242,12 +264,33 @@ Result<TensorCheck> CheckTensors(const ModelConfig& config, const Checkpoint& ch
 }
 
 Status CheckScales(const TensorRef& scales, std::string_view name, std::string_view where) {
+  if (scales.dtype == DType::kF32 || scales.dtype == DType::kBF16) {
+    std::vector<float> values;
+    ToFloats(scales, values);
+    const auto bad = std::find_if(values.begin(), values.end(),
+                                  [](float s) { return !(s > 0 && s <= 0x1p120f); });
+    if (bad == values.end()) return {};
+    return Error{Code::kCorrupt,
+                 fmt::format("{}: scale {} of tensor {} is {}, expected a positive number up to "
+                             "2^120",
+                             where, bad - values.begin(), Printable(name), *bad)};
+  }
   const auto bytes = static_cast<std::size_t>(scales.bytes());
   const void* bad = bytes > 0 ? std::memchr(scales.data, 255, bytes) : nullptr;
   if (!bad) return {};
   return Error{Code::kCorrupt,
                fmt::format("{}: scale {} of tensor {} is 255, the NaN of E8M0", where,
                            static_cast<const std::byte*>(bad) - scales.data, Printable(name))};
+}
+
+Status CheckE4m3(const TensorRef& codes, std::string_view name, std::string_view where) {
+  const std::byte* end = codes.data + codes.bytes();
+  const std::byte* bad = std::find_if(
+      codes.data, end, [](std::byte b) { return (b & std::byte{0x7F}) == std::byte{0x7F}; });
+  if (bad == end) return {};
+  return Error{Code::kCorrupt,
+               fmt::format("{}: code {} of tensor {} is 0x{:02X}, the NaN of e4m3", where,
+                           bad - codes.data, Printable(name), std::to_integer<unsigned>(*bad))};
 }
 
 }  // namespace k3

@@ -160,7 +160,7 @@ TEST_F(CheckTensorsTest, WrongShapesAndDTypes) {
       {kL1 + "self_attn.q_proj.weight",
        DType::kU8,
        {96, 64},
-       "found U8, expected BF16, F16 or F32"},
+       "found U8, expected BF16, F16, F32, F8_E4M3 or I8"},
       {kL1 + "self_attn.q_conv1d.weight",
        DType::kF32,
        {96, 3},
@@ -230,6 +230,9 @@ TEST_F(CheckTensorsTest, PackedAndPlainExperts) {
   tensors_ = all;
   tensors_.erase(kW1 + "_scale");
   ExpectFailure("missing tensor model.layers.1.block_sparse_moe.experts.5.w1.weight_scale");
+  Load("tiny-linear");
+  tensors_["model.layers.0.mlp.gate_proj.weight_packed"] = Zeros(DType::kU8, {96, 32});
+  ExpectFailure("ambiguous tensor model.layers.0.mlp.gate_proj.weight: it is also there");
   Load("tiny-linear");
   tensors_["model.layers.1.mlp.gate_proj.weight_packed"] = Zeros(DType::kU8, {96, 32});
   EXPECT_THAT(Check()->unexpected, ElementsAre("model.layers.1.mlp.gate_proj.weight_packed"));

@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include "k3/base/check.h"
+#include "k3/model/matrix_form.h"
 #include "k3/model/tensor_table.h"
 
 namespace k3 {
@@ -35,16 +36,7 @@ class Binder {
   }
 
   WeightRef Matrix(const std::string& name) const {
-    if (const TensorRef* codes = Find(name + ".weight_packed")) {
-      const TensorRef& scales = Get(name + ".weight_scale");
-      return {WeightFormat::kMxfp4, codes->shape[0], codes->shape[1] * 2, codes->data,
-              reinterpret_cast<const std::uint8_t*>(scales.data)};
-    }
-    const TensorRef& t = Get(name + ".weight");
-    const WeightFormat format = t.dtype == DType::kF32    ? WeightFormat::kF32
-                                : t.dtype == DType::kBF16 ? WeightFormat::kBF16
-                                                          : WeightFormat::kF16;
-    return {format, t.shape[0], t.shape[1], t.data, nullptr};
+    return MatrixOf(tensors_, prefix_ + name + ".weight");
   }
 
   /// The first n elements (all of them when n < 0) as f32.

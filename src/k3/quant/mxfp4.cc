@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
-
-#include "k3/tensor/dtype.h"
 
 namespace k3 {
 namespace {
@@ -55,29 +52,6 @@ void PackMxfp4(std::span<const float> values, MxScaleRule rule, std::uint8_t* co
     for (std::size_t i = 0; i < kMxBlock / 2; ++i) {
       const std::uint8_t low = Code(block[2 * i] / scale), high = Code(block[2 * i + 1] / scale);
       codes[b * kMxBlock / 2 + i] = static_cast<std::uint8_t>(low | (high << 4));
-    }
-  }
-}
-
-void DecodeRow(const WeightRef& w, std::int64_t row, float* out) {
-  const auto cols = static_cast<std::size_t>(w.cols);
-  const auto* bytes = static_cast<const std::uint8_t*>(w.data);
-  const auto r = static_cast<std::size_t>(row);
-  if (w.format == WeightFormat::kF32) {
-    std::memcpy(out, bytes + 4 * r * cols, 4 * cols);
-  } else if (w.format == WeightFormat::kMxfp4) {
-    const std::uint8_t* codes = bytes + r * cols / 2;
-    const std::uint8_t* scales = w.scales + r * cols / kMxBlock;
-    for (std::size_t i = 0; i < cols; i += 2) {
-      const float scale = E8M0ToFloat(scales[i / kMxBlock]);
-      out[i] = kE2M1[codes[i / 2] & 15] * scale;
-      out[i + 1] = kE2M1[codes[i / 2] >> 4] * scale;
-    }
-  } else {
-    for (std::size_t i = 0; i < cols; ++i) {
-      std::uint16_t bits;
-      std::memcpy(&bits, bytes + 2 * (r * cols + i), 2);
-      out[i] = w.format == WeightFormat::kBF16 ? ToFloat(BF16{bits}) : ToFloat(F16{bits});
     }
   }
 }

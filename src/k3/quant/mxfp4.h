@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "k3/tensor/weight.h"
+#include "k3/quant/decode_row.h"
 
 namespace k3 {
 
@@ -28,8 +28,5 @@ enum class MxScaleRule : std::uint8_t {
 /// rounded to nearest, ties to the even code; an all-zero block gets scale byte 0.
 void PackMxfp4(std::span<const float> values, MxScaleRule rule, std::uint8_t* codes,
                std::uint8_t* scales);
-
-/// Decodes row `row` of a matrix in any format to w.cols floats. Lossless.
-void DecodeRow(const WeightRef& w, std::int64_t row, float* out);
 
 }  // namespace k3

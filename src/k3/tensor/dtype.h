@@ -8,7 +8,7 @@
 
 namespace k3 {
 
-enum class DType : std::uint8_t { kF32, kBF16, kF16, kU8, kI32, kI64, kF8E8M0 };
+enum class DType : std::uint8_t { kF32, kBF16, kF16, kU8, kI32, kI64, kF8E8M0, kF8E4M3, kI8 };
 
 constexpr int SizeOf(DType t) {
   switch (t) {
@@ -22,6 +22,8 @@ constexpr int SizeOf(DType t) {
       return 2;
     case DType::kU8:
     case DType::kF8E8M0:
+    case DType::kF8E4M3:
+    case DType::kI8:
       return 1;
   }
   return 0;
@@ -48,5 +50,17 @@ inline BF16 ToBF16(float x) {
 }
 
 float ToFloat(F16 x);
+
+/// Eight-bit floats of the OCP standard: sign, four exponent bits of bias 7, three mantissa bits,
+/// no infinities. Magnitude 0x7F is NaN; the largest number is 448, the smallest 2^-9.
+struct F8E4M3 {
+  std::uint8_t bits;
+};
+
+float ToFloat(F8E4M3 x);
+
+/// Round to nearest, ties to the even code. What rounds to more than 448 becomes 448, NaN stays
+/// NaN.
+F8E4M3 ToF8E4M3(float x);
 
 }  // namespace k3

@@ -9,7 +9,9 @@
 #include "k3/base/check.h"
 #include "k3/base/rng.h"
 #include "k3/io/checkpoint.h"
-#include "k3/quant/mxfp4.h"
+#include "k3/model/matrix_form.h"
+#include "k3/quant/decode_row.h"
+#include "k3/quant/encode.h"
 
 namespace k3 {
 namespace {
@@ -81,11 +83,11 @@ Result<std::unique_ptr<Parameters>> Parameters::Load(const std::string& dir) {
   K3_ASSIGN(auto p, Create(config));
   for (Parameter& q : p->list_) {
     const std::string name = check.prefix + q.spec.name;
-    if (const TensorRef* codes = files.Find(name + "_packed")) {
-      const TensorRef* scales = files.Find(name + "_scale");
-      K3_TRY(CheckScales(*scales, name + "_scale", files.FileOf(name + "_scale")));
-      const WeightRef w{WeightFormat::kMxfp4, q.rows(), q.cols(), codes->data,
-                        reinterpret_cast<const std::uint8_t*>(scales->data)};
+    const auto format = FormatOf(files.tensors(), name);
+    if (format && HasScales(*format)) {
+      const WeightRef w = MatrixOf(files.tensors(), name);
+      const std::string scales = name + std::string(PartsOf(*format, w.rows, w.cols)[1].suffix);
+      K3_TRY(CheckScales(*files.Find(scales), scales, files.FileOf(scales)));
       for (std::int64_t r = 0; r < w.rows; ++r) DecodeRow(w, r, q.value + r * w.cols);
       continue;
     }

@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+#include "k3/kernels/cpu/simd_table.h"
+#include "k3/kernels/cpu/vec16_bytes.h"
+
 namespace k3::cpu::K3_ISA {
 
 /// 32 f32 values to bf16, nearest even.
@@ -53,6 +56,27 @@ inline __m512i DecodeMx4ToBf16(const std::uint8_t* codes, const Mx4Scales& scale
   constexpr __mmask32 kNonzero = 0xFEFEFEFEu;
   const __m512i add = _mm512_broadcastd_epi32(_mm_loadu_si32(&scales.add[j]));
   return _mm512_permutexvar_epi16(index, _mm512_mask_add_epi16(table, kNonzero, table, add));
+}
+
+/// Columns [k, k + 32) of row r of kFp8 or kInt8 weights as bf16, nearest even. e4m3 codes with
+/// powers of two as scales stay exact; an int8 code times its scale has up to 15 bits and loses at
+/// most 2^-9 of itself.
+inline __m512i DecodeBytesToBf16(const FastWeight& w, std::int64_t r, std::int64_t k,
+                                 std::int64_t cols) {
+  const std::uint8_t* p = w.data + r * cols + k;
+  __m512 low, high, scale;
+  if (w.form == FastForm::kInt8) {
+    scale = _mm512_set1_ps(Bf16At(w.scales + 2 * ((r * cols + k) / 32)));
+    low = LoadI8(p).v, high = LoadI8(p + 16).v;
+  } else {
+    const std::int64_t block = (w.scale_row + r) / 128 * ((cols + 127) / 128) + k / 128;
+    float s;
+    __builtin_memcpy(&s, w.scales + 4 * block, 4);
+    scale = _mm512_set1_ps(s);
+    low = LoadE4m3(p).v, high = LoadE4m3(p + 16).v;
+  }
+  return reinterpret_cast<__m512i>(
+      _mm512_cvtne2ps_pbh(_mm512_mul_ps(high, scale), _mm512_mul_ps(low, scale)));
 }
 
 }  // namespace k3::cpu::K3_ISA

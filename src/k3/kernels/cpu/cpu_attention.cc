@@ -223,7 +223,11 @@ void CpuBackend::Mla(const MlaArgs& a) {
     const std::int64_t queries = std::min(kBlock, s.count),
                        blocks = (s.count + queries - 1) / queries;
     const std::int64_t share = (N + pool_.size() - 1) / pool_.size();
-    const std::int64_t heads = std::max<std::int64_t>(1, std::min(kBlock / queries, share));
+    // Weights that must be decoded are, one head at a time: the plan counts no more.
+    const bool as_stored = a.kv_b.format == WeightFormat::kF32 ||
+                           (queries <= 4 && a.kv_b.format == WeightFormat::kBF16);
+    const std::int64_t heads =
+        as_stored ? std::max<std::int64_t>(1, std::min(kBlock / queries, share)) : 1;
     const std::int64_t groups = (N + heads - 1) / heads;
     pool_.ParallelFor(groups * blocks, 1, [&](std::int64_t b, std::int64_t e) {
       for (std::int64_t i = b; i < e; ++i) {

@@ -1,8 +1,9 @@
 // Dense products and the experts.
 #include <numeric>
 
+#include "k3/base/check.h"
 #include "k3/kernels/cpu/cpu_internal.h"
-#include "k3/quant/mxfp4.h"
+#include "k3/quant/decode_row.h"
 
 namespace k3::cpu {
 namespace {
@@ -26,15 +27,27 @@ const float* CpuBackend::Rows(const WeightRef& w, std::int64_t first, std::int64
     simd_.decode_bf16(s.data, n, out);
   } else if (s.format == WeightFormat::kMxfp4) {
     simd_.decode_mxfp4(static_cast<const std::uint8_t*>(s.data), s.scales, n, out);
+  } else if (s.format == WeightFormat::kInt8) {
+    simd_.decode_int8(static_cast<const std::uint8_t*>(s.data), s.scales, n, out);
+  } else if (s.format == WeightFormat::kFp8) {
+    simd_.decode_fp8(static_cast<const std::uint8_t*>(s.data), s.scales, s.scale_row, count, s.cols,
+                     out);
   } else {
     for (std::int64_t r = 0; r < count; ++r) DecodeRow(s, r, out + r * w.cols);
   }
   return out;
 }
 
+namespace {
+
+/// Formats with kernels of their own: all but f32, read in place, and f16, decoded by DecodeRow.
+bool HasKernels(WeightFormat f) { return f != WeightFormat::kF32 && f != WeightFormat::kF16; }
+
+}  // namespace
+
 bool CpuBackend::Fast(const WeightRef& w) const {
   return mode_ != nullptr && *mode_ == MathMode::kFast && simd_.fast != nullptr &&
-         (w.format == WeightFormat::kBF16 || w.format == WeightFormat::kMxfp4) && w.cols % 32 == 0;
+         HasKernels(w.format) && w.cols % 32 == 0;
 }
 
 namespace {
@@ -46,17 +59,22 @@ constexpr std::int64_t kBlockRows = 64;
 /// registers.
 constexpr std::int64_t kFusedRows = 4;
 
-bool Fused(const WeightRef& w, std::int64_t m) {
-  return m <= kFusedRows && (w.format == WeightFormat::kBF16 || w.format == WeightFormat::kMxfp4);
-}
+bool Fused(const WeightRef& w, std::int64_t m) { return m <= kFusedRows && HasKernels(w.format); }
 
 void FusedRows(const SimdTable& simd, const float* x, std::int64_t ldx, std::int64_t m,
                const WeightRef& w, float* y, std::int64_t ldy) {
-  if (w.format == WeightFormat::kBF16) {
-    simd.dot_block_bf16(x, ldx, m, w.data, w.rows, w.cols, y, ldy);
-  } else {
-    simd.dot_block_mxfp4(x, ldx, m, static_cast<const std::uint8_t*>(w.data), w.scales, w.rows,
-                         w.cols, y, ldy);
+  const auto* codes = static_cast<const std::uint8_t*>(w.data);
+  switch (w.format) {
+    case WeightFormat::kBF16:
+      return simd.dot_block_bf16(x, ldx, m, w.data, w.rows, w.cols, y, ldy);
+    case WeightFormat::kMxfp4:
+      return simd.dot_block_mxfp4(x, ldx, m, codes, w.scales, w.rows, w.cols, y, ldy);
+    case WeightFormat::kInt8:
+      return simd.dot_block_int8(x, ldx, m, codes, w.scales, w.rows, w.cols, y, ldy);
+    case WeightFormat::kFp8:
+      return simd.dot_block_fp8(x, ldx, m, codes, w.scales, w.scale_row, w.rows, w.cols, y, ldy);
+    default:
+      K3_CHECK(false, "Fused() lets no other format through");
   }
 }
 

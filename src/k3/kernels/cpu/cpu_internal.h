@@ -31,7 +31,11 @@ inline ActParams ActOf(const GatedActivation& act) {
 }
 
 inline FastWeight FastOf(const WeightRef& w) {
-  return {static_cast<const std::uint8_t*>(w.data), w.scales};
+  const FastForm form = w.format == WeightFormat::kMxfp4  ? FastForm::kMxfp4
+                        : w.format == WeightFormat::kFp8  ? FastForm::kFp8
+                        : w.format == WeightFormat::kInt8 ? FastForm::kInt8
+                                                          : FastForm::kBf16;
+  return {static_cast<const std::uint8_t*>(w.data), w.scales, form, w.scale_row};
 }
 
 }  // namespace k3::cpu

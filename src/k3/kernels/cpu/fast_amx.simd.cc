@@ -136,7 +136,8 @@ std::int64_t ScratchBytes(std::int64_t, std::int64_t cols) { return 2 * cols / k
 /// n <= 16 weight rows from row r on: where they are, or gathered into `panel` as dense tiles.
 LeftTiles Left(const FastWeight& w, std::int64_t r, std::int64_t n, std::int64_t cols, bool copy,
                std::uint8_t* panel) {
-  if (w.scales == nullptr && n == kRows && !copy) return {w.data + 2 * r * cols, 64, 2 * cols};
+  if (w.form == FastForm::kBf16 && n == kRows && !copy)
+    return {w.data + 2 * r * cols, 64, 2 * cols};
   const std::int64_t steps = cols / kStep;
   constexpr std::int64_t kRun = 16;  // steps of a row at a time: their scales, whole cache lines
   for (std::int64_t s0 = 0; s0 < steps; s0 += kRun) {
@@ -148,7 +149,16 @@ LeftTiles Left(const FastWeight& w, std::int64_t r, std::int64_t n, std::int64_t
         for (std::int64_t s = 0; s < run; ++s) {
           _mm512_store_si512(to + s * kTileBytes, _mm512_setzero_si512());
         }
-      } else if (w.scales == nullptr) {
+      } else if (w.form == FastForm::kFp8 || w.form == FastForm::kInt8) {
+        const std::uint8_t* codes = w.data + 32 * first;
+        for (std::int64_t s = 0; s < run; s += 2) {  // these columns of the rows after these
+          _mm_prefetch(codes + 32 * (s + 2 * kRows * steps), _MM_HINT_T0);
+        }
+        for (std::int64_t s = 0; s < run; ++s) {
+          _mm512_store_si512(to + s * kTileBytes,
+                             DecodeBytesToBf16(w, r + i, kStep * (s0 + s), cols));
+        }
+      } else if (w.form == FastForm::kBf16) {
         for (std::int64_t s = 0; s < run; ++s) {
           _mm512_store_si512(to + s * kTileBytes, _mm512_loadu_si512(w.data + 64 * (first + s)));
         }
@@ -182,8 +192,8 @@ void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, s
     const std::int64_t n0 = rows - r < kRows ? rows - r : kRows;
     const std::int64_t n1 = rows - r - kRows < kRows ? rows - r - kRows : kRows;
     const bool copy = m >= kRepackFrom;
-    // MXFP4 rows are fetched where they are decoded.
-    const bool more = w.scales == nullptr && r + 4 * kRows <= rows;
+    // Other forms are fetched where they are decoded.
+    const bool more = w.form == FastForm::kBf16 && r + 4 * kRows <= rows;
     Ahead ahead{w.data + 2 * (r + 2 * kRows) * cols, more ? 4 * kRows * cols : 0,
                 64 * ((4 * kRows * cols / 64 - 1) / (steps * ((blocks + 1) / 2)) + 1), 0};
     const LeftTiles a0 = Left(w, r, n0, cols, copy, panel);

@@ -90,7 +90,14 @@ void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, s
   for (std::int64_t r = 0; r < rows; r += 4) {
     const std::int64_t n = rows - r < 4 ? rows - r : 4;
     const std::uint8_t* at = w.data + 2 * r * cols;
-    if (w.scales != nullptr) {  // decoded once, read by all rows of x
+    if (w.form == FastForm::kFp8 || w.form == FastForm::kInt8) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        for (std::int64_t k = 0; k < cols; k += kStep) {
+          _mm512_store_si512(panel + 2 * (i * cols + k), DecodeBytesToBf16(w, r + i, k, cols));
+        }
+      }
+      at = panel;
+    } else if (w.form == FastForm::kMxfp4) {  // decoded once, read by all rows of x
       for (std::int64_t i = 0; i < n; ++i) {
         const std::int64_t blocks = cols / 32;
         for (std::int64_t b0 = 0; b0 < blocks; b0 += 16) {

@@ -3,6 +3,7 @@
 
 #include "k3/kernels/cpu/simd_functions.h"
 #include "k3/kernels/cpu/vec16.h"
+#include "k3/kernels/cpu/vec16_bytes.h"
 
 namespace k3::cpu::K3_ISA {
 namespace {
@@ -135,6 +136,77 @@ inline void DotTileMxfp4(const float* x, std::int64_t ldx, const std::uint8_t* c
   StoreSums<MX, MW>(acc, y, ldy);
 }
 
+/// Rows of one-byte codes. Block gives 32 columns of row r from column k on, Tail the n < 32 that
+/// are left at the end of a row.
+struct Int8Rows {
+  const std::uint8_t *codes, *scales;
+  std::int64_t n;
+
+  inline void Block(std::int64_t r, std::int64_t k, Vec* b) const {
+    const Vec scale = Set(Bf16At(scales + 2 * ((r * n + k) / 32)));
+    const std::uint8_t* p = codes + r * n + k;
+    b[0] = Mul(LoadI8(p), scale);
+    b[1] = Mul(LoadI8(p + kLanes), scale);
+  }
+  inline Vec Tail(std::int64_t, std::int64_t, std::int64_t) const { return Zero(); }
+};
+
+struct Fp8Rows {
+  const std::uint8_t *codes, *scales;
+  std::int64_t n, scale_row;
+
+  inline Vec Scale(std::int64_t r, std::int64_t k) const {
+    float scale;
+    __builtin_memcpy(&scale, scales + 4 * ((scale_row + r) / 128 * ((n + 127) / 128) + k / 128), 4);
+    return Set(scale);
+  }
+  inline void Block(std::int64_t r, std::int64_t k, Vec* b) const {
+    const Vec scale = Scale(r, k);
+    const std::uint8_t* p = codes + r * n + k;
+    b[0] = Mul(LoadE4m3(p), scale);
+    b[1] = Mul(LoadE4m3(p + kLanes), scale);
+  }
+  inline Vec Tail(std::int64_t r, std::int64_t k, std::int64_t left) const {
+    return Mul(LoadE4m3N(codes + r * n + k, left), Scale(r, k));
+  }
+};
+
+template <std::size_t MX, std::size_t MW, class Rows>
+inline void DotTileBytes(const float* x, std::int64_t ldx, const Rows& w, std::int64_t row,
+                         float* y, std::int64_t ldy) {
+  Vec acc[MW][MX];
+  for (auto& line : acc) {
+    for (auto& a : line) a = Zero();
+  }
+  const std::int64_t n = w.n;
+  std::int64_t k = 0;
+  for (; k + 32 <= n; k += 32) {
+    Vec a[2][MX];
+    for (std::size_t i = 0; i < MX; ++i) {
+      a[0][i] = Load(x + At(i, ldx) + k);
+      a[1][i] = Load(x + At(i, ldx) + k + kLanes);
+    }
+    for (std::size_t r = 0; r < MW; ++r) {
+      Vec b[2];
+      w.Block(row + At(r, 1), k, b);
+      if (k % 64 == 0) __builtin_prefetch(w.codes + (row + At(r, 1) + kAheadRows) * n + k);
+      for (std::size_t i = 0; i < MX; ++i) {
+        acc[r][i] = Fma(a[1][i], b[1], Fma(a[0][i], b[0], acc[r][i]));
+      }
+    }
+  }
+  for (; k < n; k += kLanes) {
+    const std::int64_t left = n - k < kLanes ? n - k : kLanes;
+    for (std::size_t r = 0; r < MW; ++r) {
+      const Vec b = w.Tail(row + At(r, 1), k, left);
+      for (std::size_t i = 0; i < MX; ++i) {
+        acc[r][i] = Fma(LoadTail(x + At(i, ldx) + k, left), b, acc[r][i]);
+      }
+    }
+  }
+  StoreSums<MX, MW>(acc, y, ldy);
+}
+
 /// Calls tile(i, r, std::integral-like MX, MW) over all of m by rows.
 template <std::size_t N>
 struct Count {};
@@ -184,6 +256,26 @@ void DotBlockMxfp4(const float* x, std::int64_t ldx, std::int64_t m, const std::
         [&]<std::size_t MX, std::size_t MW>(std::int64_t i, std::int64_t r, Count<MX>, Count<MW>) {
           DotTileMxfp4<MX, MW>(x + i * ldx, ldx, codes + r * n / 2, scales + r * n / 32, n,
                                y + i * ldy + r, ldy);
+        });
+}
+
+void DotBlockInt8(const float* x, std::int64_t ldx, std::int64_t m, const std::uint8_t* codes,
+                  const std::uint8_t* scales, std::int64_t rows, std::int64_t n, float* y,
+                  std::int64_t ldy) {
+  const Int8Rows w{codes, scales, n};
+  Tiles(m, rows,
+        [&]<std::size_t MX, std::size_t MW>(std::int64_t i, std::int64_t r, Count<MX>, Count<MW>) {
+          DotTileBytes<MX, MW>(x + i * ldx, ldx, w, r, y + i * ldy + r, ldy);
+        });
+}
+
+void DotBlockFp8(const float* x, std::int64_t ldx, std::int64_t m, const std::uint8_t* codes,
+                 const std::uint8_t* scales, std::int64_t scale_row, std::int64_t rows,
+                 std::int64_t n, float* y, std::int64_t ldy) {
+  const Fp8Rows w{codes, scales, n, scale_row};
+  Tiles(m, rows,
+        [&]<std::size_t MX, std::size_t MW>(std::int64_t i, std::int64_t r, Count<MX>, Count<MW>) {
+          DotTileBytes<MX, MW>(x + i * ldx, ldx, w, r, y + i * ldy + r, ldy);
         });
 }
 
@@ -287,6 +379,34 @@ void DecodeMxfp4(const std::uint8_t* codes, const std::uint8_t* scales, std::int
     const Mx4Table table = MakeMx4Table(E8m0(scales[b]));
     Store(out + 32 * b, LoadMx4(codes + 16 * b, table));
     Store(out + 32 * b + 16, LoadMx4(codes + 16 * b + 8, table));
+  }
+}
+
+void DecodeInt8(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t n, float* out) {
+  const Int8Rows w{codes, scales, n};
+  for (std::int64_t k = 0; k < n; k += 32) {
+    Vec b[2];
+    w.Block(0, k, b);
+    Store(out + k, b[0]);
+    Store(out + k + kLanes, b[1]);
+  }
+}
+
+void DecodeFp8(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t scale_row,
+               std::int64_t rows, std::int64_t cols, float* out) {
+  const Fp8Rows w{codes, scales, cols, scale_row};
+  for (std::int64_t r = 0; r < rows; ++r, out += cols) {
+    std::int64_t k = 0;
+    for (; k + 32 <= cols; k += 32) {
+      Vec b[2];
+      w.Block(r, k, b);
+      Store(out + k, b[0]);
+      Store(out + k + kLanes, b[1]);
+    }
+    for (; k < cols; k += kLanes) {
+      const std::int64_t left = cols - k < kLanes ? cols - k : kLanes;
+      StoreTail(out + k, w.Tail(r, k, left), left);
+    }
   }
 }
 

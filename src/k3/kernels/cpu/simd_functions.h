@@ -15,6 +15,12 @@ void DotBlockBf16(const float* x, std::int64_t ldx, std::int64_t m, const void* 
 void DotBlockMxfp4(const float* x, std::int64_t ldx, std::int64_t m, const std::uint8_t* codes,
                    const std::uint8_t* scales, std::int64_t rows, std::int64_t n, float* y,
                    std::int64_t ldy);
+void DotBlockFp8(const float* x, std::int64_t ldx, std::int64_t m, const std::uint8_t* codes,
+                 const std::uint8_t* scales, std::int64_t scale_row, std::int64_t rows,
+                 std::int64_t n, float* y, std::int64_t ldy);
+void DotBlockInt8(const float* x, std::int64_t ldx, std::int64_t m, const std::uint8_t* codes,
+                  const std::uint8_t* scales, std::int64_t rows, std::int64_t n, float* y,
+                  std::int64_t ldy);
 void Axpy(float a, const float* x, float* y, std::int64_t n);
 void WeightedRows(const float* p, std::int64_t ldp, std::int64_t m, const float* rows,
                   std::int64_t ld, std::int64_t n_rows, std::int64_t n, float* y, std::int64_t ldy);
@@ -22,6 +28,9 @@ void WeightedRowsBf16(const float* p, const void* rows, std::int64_t ld, std::in
                       std::int64_t n, float* y);
 void DecodeBf16(const void* src, std::int64_t n, float* out);
 void DecodeMxfp4(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t n, float* out);
+void DecodeInt8(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t n, float* out);
+void DecodeFp8(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t scale_row,
+               std::int64_t rows, std::int64_t cols, float* out);
 
 // pointwise.simd.cc
 void ExpAll(const float* x, std::int64_t n, float* y);

@@ -34,10 +34,15 @@ struct ActParams {
   float b1, b2;
 };
 
-/// Weight rows in the form a fast product reads: bf16, or MXFP4 when scales is set.
+enum class FastForm : std::uint8_t { kBf16, kMxfp4, kFp8, kInt8 };
+
+/// Weight rows in the form a fast product reads. For kFp8, `scale_row` rows of the first block of
+/// 128 lie before them, and a row of blocks has ceil(cols / 128) scales.
 struct FastWeight {
   const std::uint8_t* data;
   const std::uint8_t* scales;
+  FastForm form = FastForm::kBf16;
+  std::int64_t scale_row = 0;
 };
 
 /// Products in bf16 with f32 sums (fast mode). A row of y has the same bits for every m and every
@@ -81,6 +86,15 @@ struct SimdTable {
                           const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t rows,
                           std::int64_t n, float* y, std::int64_t ldy);
 
+  /// The same from e4m3 codes with the f32 scales of WeightFormat::kFp8, and from signed bytes with
+  /// the bf16 scales of kInt8 (n a multiple of 32).
+  void (*dot_block_fp8)(const float* x, std::int64_t ldx, std::int64_t m, const std::uint8_t* codes,
+                        const std::uint8_t* scales, std::int64_t scale_row, std::int64_t rows,
+                        std::int64_t n, float* y, std::int64_t ldy);
+  void (*dot_block_int8)(const float* x, std::int64_t ldx, std::int64_t m,
+                         const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t rows,
+                         std::int64_t n, float* y, std::int64_t ldy);
+
   /// y[i] += a x[i], fused.
   void (*axpy)(float a, const float* x, float* y, std::int64_t n);
   /// y[i, c] += sum_j p[i, j] rows[j, c] for i < m, c < n, fused, j in order from y.
@@ -92,10 +106,14 @@ struct SimdTable {
   void (*weighted_rows_bf16)(const float* p, const void* rows, std::int64_t ld, std::int64_t n_rows,
                              std::int64_t n, float* y);
 
-  /// Decodes n elements (n a multiple of 32 for mxfp4) to f32.
+  /// Decodes n elements (n a multiple of 32 for mxfp4 and int8) to f32.
   void (*decode_bf16)(const void* src, std::int64_t n, float* out);
   void (*decode_mxfp4)(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t n,
                        float* out);
+  void (*decode_int8)(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t n,
+                      float* out);
+  void (*decode_fp8)(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t scale_row,
+                     std::int64_t rows, std::int64_t cols, float* out);
 
   /// Elementwise over n; y may be any input.
   void (*exp)(const float* x, std::int64_t n, float* y);  // x <= 88
