@@ -14,7 +14,7 @@ for path in bin/k3 include/k3/base/status.h share/k3/models/k3-books-27m/config.
   [[ -e $scratch/prefix/$path ]] || fail "the installed tree lacks $path"
 done
 internal=$(find "$scratch/prefix/include" -name '*_internal.h' -o -path '*/kernels/cpu*' \
-  -o -path '*/kernels/cuda*' -o -name '*_test*')
+  -o -path '*/kernels/cuda/*' -o -path '*/kernels/cuda_stub/*' -o -name '*_test*')
 [[ -z $internal ]] || fail "internal files were installed: $internal"
 
 # The scratch folder must not find this source tree by accident, so nothing of it is passed on.

@@ -106,7 +106,7 @@ Status Prepare(const AblationRun& run, const AblationArm& arm, const std::string
 Result<bool> TrainRun(AblationRun& run, const Trainer::RunLimits& limits) {
   K3_ASSIGN(const TrainConfig config, ReadTrainConfig(run.dir + "/run.toml"));
   K3_ASSIGN(auto trainer, Trainer::Open(config));
-  run.planned_bytes = trainer->memory().total();
+  run.planned_bytes = trainer->memory().total() - trainer->memory().program;
   K3_ASSIGN(const bool done, trainer->Run(limits));
   return done;
 }

@@ -45,6 +45,7 @@ struct AblationRun {
   std::int64_t settled_at = -1;        // first step from which on MaxVio stays below 0.5; -1: never
   std::int64_t skipped = 0;
   double tokens_per_s = 0;  // median
+  // Of the run alone; of the whole process, which keeps some of what runs before it held.
   std::int64_t planned_bytes = 0, resident_bytes = 0;
   std::vector<std::pair<double, double>> curve;  // training loss by step
 };

@@ -112,7 +112,8 @@ std::string Markdown(const AblationPlan& plan, const std::vector<AblationRun>& r
   out +=
       "\nLoss: validation at the end, or the last tenth of training where nothing is kept for "
       "validation. MaxVio (largest load over\nthe mean, less one): of the worst layer, mean over "
-      "the second half. Speed and memory are of the machine as it was.\n";
+      "the second half. Speed is that of the machine as it was; planned memory is the "
+      "run's, resident memory the process's.\n";
   out += Interactions(plan, runs);
   std::string failed;
   for (const AblationRun& r : runs) {

@@ -98,7 +98,8 @@ AblationRun Ended(const char* arm, std::int64_t seed, double loss, const char* e
 TEST(AblationEffect, SaysNoDifferenceBeyondNoiseWhereThatIsTheTruth) {
   AblationPlan plan;
   plan.threshold = 0.05;
-  std::vector<AblationRun> runs{Ended("base", 1, 3.0), Ended("base", 2, 3.2), Ended("base", 3, 3.1)};
+  std::vector<AblationRun> runs{Ended("base", 1, 3.0), Ended("base", 2, 3.2),
+                                Ended("base", 3, 3.1)};
   auto verdict = [&](std::vector<double> losses) {
     std::vector<AblationRun> all = runs;
     for (std::size_t i = 0; i < losses.size(); ++i) {

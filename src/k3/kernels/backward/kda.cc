@@ -41,7 +41,8 @@ void ConvChannels(const ShortConvArgs<S>& a, std::size_t seq, std::int64_t c0, s
     std::copy_n(dhistory + j * P + c0, n, dx.data() + (count + j) * n);
   }
   // Taps first, channels inside: both loops below then run along memory.
-  std::vector<S> w(static_cast<std::size_t>(k * n)), dws(w.size()), sums(static_cast<std::size_t>(n));
+  std::vector<S> w(static_cast<std::size_t>(k * n)), dws(w.size()),
+      sums(static_cast<std::size_t>(n));
   for (std::int64_t i = 0; i < k * n; ++i) w[static_cast<std::size_t>(i)] = a.w(c0 + i % n, i / n);
   for (std::int64_t t = 0; t < count; ++t) {
     const S* dy = a.dy.row(begin + t) + c0;

@@ -11,9 +11,7 @@ namespace {
 /// 1 / sqrt(sum(x^2) / divisor + eps)
 template <class S>
 S InverseNorm(const S* x, std::int64_t n, S divisor, S eps) {
-  S sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) sum += x[i] * x[i];
-  return S{1} / std::sqrt(sum / divisor + eps);
+  return S{1} / std::sqrt(Dot(x, x, n) / divisor + eps);
 }
 
 /// n = x r with r = InverseNorm(x): dx += r (dn - n <n, dn> / divisor), where dn(i) is given.
@@ -51,16 +49,18 @@ void GatedRmsNorm(const Context& ctx, const GatedRmsNormArgs<S>& a) {
   const auto V = a.w.dim(0), P = a.x.dim(1);
   const S divisor = static_cast<S>(V);
   ctx.ReduceRows(a.x.dim(0), V, 20 * P, a.dw.data, [&](std::int64_t t, S* dw) {
+    std::vector<S> dn(static_cast<std::size_t>(V));
     for (std::int64_t h = 0; h < P; h += V) {
       const S *x = a.x.row(t) + h, *gate = a.gate.row(t) + h, *dy = a.dy.row(t) + h, *w = a.w.data;
       const S r = InverseNorm(x, V, divisor, a.eps);
       for (std::int64_t d = 0; d < V; ++d) {
         const S s = Sigmoid(gate[d]), n = x[d] * r;
         dw[d] += dy[d] * n * s;
+        dn[static_cast<std::size_t>(d)] = dy[d] * w[d] * s;
         if (a.dgate.data) a.dgate.row(t)[h + d] += dy[d] * n * w[d] * s * (S{1} - s);
       }
       NormBackward(
-          x, V, r, divisor, [=](std::int64_t d) { return dy[d] * w[d] * Sigmoid(gate[d]); },
+          x, V, r, divisor, [&](std::int64_t d) { return dn[static_cast<std::size_t>(d)]; },
           a.dx.data ? a.dx.row(t) + h : nullptr);
     }
   });
@@ -213,11 +213,9 @@ void AttnRes(const Context& ctx, const AttnResArgs<S>& a) {
     S *pi = scratch.data(), *r = pi + n, *dpi = r + n;
     const S gamma = a.gamma.value_or(S{1});
     for (std::int64_t e = 0; e < n; ++e) {
-      S dot = 0, dy_dot = 0;
-      for (std::int64_t d = 0; d < H; ++d) dot += row(e)[d] * w[d], dy_dot += row(e)[d] * dy[d];
       r[e] = InverseNorm(row(e), H, divisor, a.eps);
-      pi[e] = dot * r[e];
-      dpi[e] = dy_dot;
+      pi[e] = Dot(row(e), w, H) * r[e];
+      dpi[e] = Dot(row(e), dy, H);
     }
     std::vector<S> score(pi, pi + n);
     Softmax(pi, n);
@@ -229,9 +227,11 @@ void AttnRes(const Context& ctx, const AttnResArgs<S>& a) {
       S* dv = a.drows[static_cast<std::size_t>(e)];
       const S direct = gamma * pi[e] + (e == n - 1 ? S{1} - gamma : S{0});
       const S shrink = r[e] * score[static_cast<std::size_t>(e)] / divisor;
+      for (std::int64_t d = 0; d < H; ++d) sums[d] += ds * r[e] * v[d];
+      if (dv == nullptr) continue;
+      dv += t * H;
       for (std::int64_t d = 0; d < H; ++d) {
-        sums[d] += ds * r[e] * v[d];
-        if (dv) dv[t * H + d] += direct * dy[d] + ds * r[e] * (w[d] - shrink * v[d]);
+        dv[d] += direct * dy[d] + ds * r[e] * (w[d] - shrink * v[d]);
       }
     }
   });

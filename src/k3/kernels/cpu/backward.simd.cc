@@ -59,6 +59,18 @@ void MulAddColumns(std::int64_t m, std::int64_t k, std::int64_t n, const float* 
   }
 }
 
+/// MulAddColumns with as many vectors as n needs, at most W.
+template <std::size_t W>
+void LastColumns(std::int64_t m, std::int64_t k, std::int64_t n, const float* a, std::int64_t row_a,
+                 std::int64_t col_a, const float* b, std::int64_t ldb, float* c, std::int64_t ldc) {
+  if constexpr (W > 1) {
+    if (n <= At(W - 1, kLanes)) {
+      return LastColumns<W - 1>(m, k, n, a, row_a, col_a, b, ldb, c, ldc);
+    }
+  }
+  MulAddColumns<W>(m, k, n, a, row_a, col_a, b, ldb, c, ldc);
+}
+
 struct KdaMath {
   static float Dot(const float* a, const float* b, std::int64_t n) {
     return cpu::K3_ISA::Dot(a, b, n);
@@ -81,9 +93,10 @@ void MulAdd(std::int64_t m, std::int64_t k, std::int64_t n, const float* a, std:
     for (; j + kWide <= n; j += kWide) {
       MulAddColumns<kMulVecs>(m, depth, kWide, ap, row_a, col_a, bp + j, ldb, c + j, ldc);
     }
-    for (; j < n; j += kLanes) {
-      const std::int64_t width = n - j < kLanes ? n - j : kLanes;
-      MulAddColumns<1>(m, depth, width, ap, row_a, col_a, bp + j, ldb, c + j, ldc);
+    // What is left is narrower than kMulVecs vectors: as few passes over a as registers allow.
+    const std::int64_t left = n - j;
+    if (left > 0) {
+      LastColumns<kMulVecs>(m, depth, left, ap, row_a, col_a, bp + j, ldb, c + j, ldc);
     }
   }
 }
