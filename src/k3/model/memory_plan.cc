@@ -14,9 +14,9 @@ namespace k3 {
 namespace {
 
 // Measured on glibc with 64-bit pointers; docs/explain.md says how.
-constexpr std::int64_t kBytesPerTensor = 230;     // names, shapes and views of a loaded checkpoint
-constexpr std::int64_t kBytesPerToken = 160;      // a vocabulary entry of the tokenizer
-constexpr std::int64_t kProgramBytes = 13 << 19;  // code, libraries, stacks
+constexpr std::int64_t kBytesPerTensor = 230;    // names, shapes and views of a loaded checkpoint
+constexpr std::int64_t kBytesPerToken = 160;     // a vocabulary entry of the tokenizer
+constexpr std::int64_t kProgramBytes = 8 << 20;  // code, libraries, stacks
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 58;
 
 double D(std::int64_t x) { return static_cast<double>(x); }
