@@ -111,5 +111,16 @@ TEST_F(JsonReaderTest, RefusesNamingTheKey) {
   expect((**nested).Int("x", 0, 1), "o.x is \"y\"");
 }
 
+TEST(ParseOrderedJson, KeepsTheOrderAndRefusesWhatParseJsonDoes) {
+  const auto r = ParseOrderedJson("{\"z\": 1, \"a\": {\"y\": 2, \"b\": 3}}", "c.json");
+  ASSERT_TRUE(r.ok()) << r.message();
+  EXPECT_EQ((*r).dump(), "{\"z\":1,\"a\":{\"y\":2,\"b\":3}}");
+  for (const char* bad : {"", "{", "{\"a\":1,\"a\":2}", "[1] x"}) {
+    EXPECT_FALSE(ParseOrderedJson(bad, "c.json").ok()) << bad;
+  }
+  const auto long_text = ParseOrderedJson(std::string((1 << 20) + 1, ' '), "c.json");
+  EXPECT_THAT(long_text.message(), HasSubstr("expected at most 1048576"));
+}
+
 }  // namespace
 }  // namespace k3

@@ -7,6 +7,8 @@
 #include <cmath>
 
 #include "k3/base/rng.h"
+#include "k3/base/threads.h"
+#include "k3/model/quantize.h"
 #include "k3/train/gradient_pass.h"
 #include "k3/train/optimizer.h"
 #include "support/config_fixtures.h"
@@ -211,6 +213,29 @@ TEST(Export, ALoadedFolderIsWrittenBackAndRuns) {
     ASSERT_TRUE((*model)->Forward({&in_b, 1}, exec, got).ok());
     // bf16 and packed experts come back bit for bit; only a checkpoint with f32 matrices may move.
     EXPECT_LT(testing::RelativeL2(got, want), 1e-6) << name;
+  }
+}
+
+TEST(Parameters, LoadDecodesEveryFormat) {
+  auto plain = Parameters::Load(GoldenDir() + "/tiny-linear");
+  ASSERT_TRUE(plain.ok()) << plain.message();
+  for (const WeightFormat f : {WeightFormat::kFp8, WeightFormat::kInt8, WeightFormat::kMxfp4}) {
+    const TempDir dir;
+    QuantizeOptions options;
+    options.trunk = options.head = f;
+    ThreadPool pool(1);
+    const auto made =
+        Quantize(GoldenDir() + "/tiny-linear", dir / "q", options, {&pool, nullptr, {}});
+    ASSERT_TRUE(made.ok()) << made.message();
+    auto p = Parameters::Load(dir / "q");
+    ASSERT_TRUE(p.ok()) << p.message();
+    for (const QuantizedMatrix& m : made->matrices) {
+      const Parameter *a = (*plain)->Find(m.name), *b = (*p)->Find(m.name);
+      ASSERT_TRUE(a != nullptr && b != nullptr) << m.name;
+      RoundingError error;
+      error.Add(a->value, b->value, a->size());
+      EXPECT_NEAR(error.relative_l2(), m.error.relative_l2(), 1e-9) << m.name;
+    }
   }
 }
 
