@@ -58,15 +58,21 @@ test_cuda_compiles() {
   fi
 }
 
-test_sanitized() {
-  build_counted asan k3_sanitize_tests || return 0
-  ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 run_ctest asan -L '^sanitize$'
+test_sanitized() {  # test_sanitized PRESET
+  build_counted "$1" k3_sanitize_tests || return 0
+  ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 run_ctest "$1" -L '^sanitize$'
 }
 
 test_everything() {
   if build_counted release; then run_ctest release; fi
-  test_sanitized
+  test_sanitized asan-core
   test_cuda_compiles
+}
+
+verb_asan() {
+  verb_setup
+  test_sanitized asan
+  "$(python)" tools/count_tests.py "${runs[@]}" --check "${checks[@]}"
 }
 
 verb_test() {

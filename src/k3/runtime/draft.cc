@@ -57,7 +57,7 @@ std::size_t NgramDrafter::Draft(std::span<const TokenId> tokens, std::size_t mos
   return best;
 }
 
-void StepCost::Observe(double rows, double seconds) {
+void StepTimes::Observe(double rows, double seconds) {
   constexpr double kDecay = 0.98;
   // A step during which the machine did something else says little about rows.
   if (n_ > 8) seconds = std::min(seconds, 2 * Seconds(rows));
@@ -65,7 +65,7 @@ void StepCost::Observe(double rows, double seconds) {
   n_ += 1, x_ += rows, xx_ += rows * rows, y_ += seconds, xy_ += rows * seconds;
 }
 
-double StepCost::per_row() const {
+double StepTimes::per_row() const {
   if (n_ == 0) return 0;
   const double variance = xx_ - x_ * x_ / n_;
   const double share = y_ / (8 * n_ + x_);  // a step with eight rows' worth of fixed cost
@@ -73,9 +73,9 @@ double StepCost::per_row() const {
   return std::clamp((xy_ - x_ * y_ / n_) / variance, 0.0, y_ / x_);
 }
 
-double StepCost::fixed() const { return n_ == 0 ? 0 : std::max(0.0, (y_ - per_row() * x_) / n_); }
+double StepTimes::fixed() const { return n_ == 0 ? 0 : std::max(0.0, (y_ - per_row() * x_) / n_); }
 
-std::int64_t DraftPolicy::Length(const StepCost& cost, std::int64_t rows, std::int64_t most,
+std::int64_t DraftPolicy::Length(const StepTimes& cost, std::int64_t rows, std::int64_t most,
                                  double seconds) {
   if (!adaptive_) return most;
   if (pause_ > 0) {

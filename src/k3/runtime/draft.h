@@ -27,7 +27,7 @@ class NgramDrafter {
 };
 
 /// Seconds of a step as a + b * rows, from the latest steps. A value type.
-class StepCost {
+class StepTimes {
  public:
   void Observe(double rows, double seconds);
   double fixed() const;    // a
@@ -47,7 +47,7 @@ class DraftPolicy {
 
   /// For a step that has `rows` rows without drafts, one of them this sequence's. At most `most`.
   /// `seconds` is what making one token of a draft costs.
-  std::int64_t Length(const StepCost& cost, std::int64_t rows, std::int64_t most,
+  std::int64_t Length(const StepTimes& cost, std::int64_t rows, std::int64_t most,
                       double seconds = 0);
   void Report(std::int64_t drafted, std::int64_t accepted);
 

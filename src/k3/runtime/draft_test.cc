@@ -49,8 +49,8 @@ TEST(NgramDrafter, PiecewiseGivesTheSameAsAtOnce) {
   }
 }
 
-TEST(StepCost, FindsThePriceOfARow) {
-  StepCost cost;
+TEST(StepTimes, FindsThePriceOfARow) {
+  StepTimes cost;
   EXPECT_EQ(cost.Seconds(3), 0);
   Rng rng(2);
   for (int i = 0; i < 200; ++i) {
@@ -59,7 +59,7 @@ TEST(StepCost, FindsThePriceOfARow) {
   }
   EXPECT_NEAR(cost.per_row(), 2, 1e-6);
   EXPECT_NEAR(cost.fixed(), 10, 1e-6);
-  StepCost flat;  // nothing to tell the two apart
+  StepTimes flat;  // nothing to tell the two apart
   for (int i = 0; i < 9; ++i) flat.Observe(1, 9);
   EXPECT_GT(flat.per_row(), 0);
   EXPECT_LT(flat.per_row(), 9);
@@ -67,7 +67,7 @@ TEST(StepCost, FindsThePriceOfARow) {
 }
 
 TEST(DraftPolicy, StopsWhereDraftsFailAndTriesAgainAfterEverLongerPauses) {
-  StepCost cost;
+  StepTimes cost;
   for (int i = 0; i < 50; ++i) cost.Observe(1 + i % 4, 3 + (1 + i % 4));
   DraftPolicy policy;
   std::int64_t drafted = 0;
@@ -82,7 +82,7 @@ TEST(DraftPolicy, StopsWhereDraftsFailAndTriesAgainAfterEverLongerPauses) {
 }
 
 TEST(DraftPolicy, DraftsTheMostWhereEverythingIsRight) {
-  StepCost cost;
+  StepTimes cost;
   for (int i = 0; i < 50; ++i) cost.Observe(1 + i % 4, 3 + (1 + i % 4));
   DraftPolicy policy;
   std::int64_t k = 0;
@@ -92,7 +92,7 @@ TEST(DraftPolicy, DraftsTheMostWhereEverythingIsRight) {
   }
   EXPECT_EQ(k, 8);
   // A full batch whose every row costs as much as a token: not even then.
-  StepCost full;
+  StepTimes full;
   for (int i = 0; i < 50; ++i) full.Observe(32 + i, 32 + i);
   DraftPolicy other;
   EXPECT_EQ(other.Length(full, 64, 8), 0);

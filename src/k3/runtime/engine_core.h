@@ -156,7 +156,7 @@ class EngineCore {
   std::vector<std::unique_ptr<Sequence>> active_;
   std::int64_t parked_bytes_ = 0;
   std::uint64_t step_ = 0;
-  StepCost cost_;
+  StepTimes cost_;
   std::optional<ModelDrafter> drafter_;
   double draft_seconds_ = 0;  // a token and sequence, lately
   std::vector<float> logits_;
