@@ -25,7 +25,7 @@ endif()
 target_compile_options(k3_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:
   -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wshadow>)
 if(K3_SANITIZE)
-  set(sanitize -fsanitize=${K3_SANITIZE} -fno-omit-frame-pointer -g -fno-sanitize-recover=all)
+  set(sanitize -fsanitize=${K3_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_compile_options(k3_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${sanitize}>)
   target_link_options(k3_options INTERFACE -fsanitize=${K3_SANITIZE})
 endif()

@@ -60,7 +60,8 @@ test_cuda_compiles() {
 
 test_sanitized() {  # test_sanitized PRESET
   build_counted "$1" k3_sanitize_tests || return 0
-  ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 run_ctest "$1" -L '^sanitize$'
+  ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 run_ctest "$1" -L '^sanitize$' \
+    -j "$(jobs)"
 }
 
 test_everything() {
