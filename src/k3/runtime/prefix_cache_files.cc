@@ -130,7 +130,9 @@ Result<Snapshot> PrefixCache::ReadFile(const std::string& path,
     return Damaged(path, "it is at a position that it cannot be at");
   }
   Snapshot snapshot{std::move(state.model), std::vector<float>(h.n_scores), h.whole_only == 1};
-  std::memcpy(snapshot.logits.data(), image.data() + image.size(), 4 * h.n_scores);
+  if (h.n_scores > 0) {
+    std::memcpy(snapshot.logits.data(), image.data() + image.size(), 4 * h.n_scores);
+  }
   tokens = std::move(state.tokens);
   return snapshot;
 }
