@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "k3/chat/attribute.h"
 #include "k3/chat/json_text.h"
 #include "k3/io/json.h"
 
@@ -13,20 +14,6 @@ namespace k3::chat {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
-
-std::string Escaped(std::string_view value) {
-  std::string out;
-  for (const char c : value) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
 
 bool IsBlank(std::string_view text) { return text.find_first_not_of(" \t\r\n\v\f") == text.npos; }
 
@@ -71,7 +58,7 @@ class Writer {
   void Attr(const Attribute& a) {
     Plain(fmt::format(" {}", a.key));
     Plain("=\"");
-    Plain(Escaped(a.value));
+    Plain(EscapedAttribute(a.value));
     Plain("\"");
   }
   void Tag(std::string_view name, Attributes attributes, std::string_view maybe_name = {}) {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <utility>
 
+#include "k3/chat/attribute.h"
 #include "k3/grammar/constraint.h"
 #include "k3/grammar/schema_compiler_internal.h"
 #include "k3/io/json.h"
@@ -60,20 +61,6 @@ Result<Expr> ReplyBuilder::ArgumentsOf(const ReplyTool& tool, const std::string&
   return arguments;
 }
 
-std::string AttributeText(std::string_view value) {
-  std::string out;
-  for (const char c : value) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
 Result<Expr> ReplyBuilder::Tools() {
   std::vector<std::pair<std::string, Expr>> tools;  // beginning of the tag, arguments
   std::size_t bytes = 0;
@@ -84,7 +71,7 @@ Result<Expr> ReplyBuilder::Tools() {
     K3_ASSIGN(const Expr arguments, ArgumentsOf(tool, where));
     const RuleId rule = b_.Declare(where);
     b_.Define(rule, arguments);
-    tools.emplace_back(fmt::format("call tool=\"{}\" index=\"", AttributeText(tool.name)),
+    tools.emplace_back(fmt::format("call tool=\"{}\" index=\"", chat::EscapedAttribute(tool.name)),
                        b_.Call(rule));
     bytes += tools.back().first.size() + 10;
   }

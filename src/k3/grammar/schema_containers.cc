@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "k3/chat/attribute.h"
 #include "k3/chat/json_text.h"
 #include "k3/grammar/schema_compiler_internal.h"
 #include "k3/io/json.h"
@@ -19,21 +20,6 @@ const Schema kTrue = true;
 const Schema kFalse = false;
 
 Expr Control(GrammarBuilder& b, Symbol symbol) { return b.Range(symbol, symbol); }
-
-/// As an attribute's value.
-std::string Escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
 
 }  // namespace
 
@@ -229,7 +215,8 @@ Result<Expr> SchemaCompiler::Arguments(const Schema& schema, const std::string& 
   K3_ASSIGN(const ObjectParts parts, Parts(s, pointer));
   std::vector<Expr> elements;
   for (const Property& p : parts.properties) {
-    K3_ASSIGN(const Expr element, Argument(*p.schema, p.pointer, b_.Literal(Escaped(p.name))));
+    K3_ASSIGN(const Expr element,
+              Argument(*p.schema, p.pointer, b_.Literal(chat::EscapedAttribute(p.name))));
     elements.push_back(p.required ? element : b_.Optional(element));
   }
   if (parts.additional != nullptr) {
