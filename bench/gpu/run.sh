@@ -28,8 +28,13 @@ if [[ -n ${K3_SANITIZE:-} ]]; then
 fi
 
 if [[ -n ${K3_EXAMPLES:-} ]]; then
+  [[ -x $K3_EXAMPLES/kda_example ]] || die "there is no kda_example in '$K3_EXAMPLES'"
   "$K3_EXAMPLES/kda_example"
-  python3 "$(dirname "${BASH_SOURCE[0]}")/../../examples/kda/kda.py" "$K3_EXAMPLES/libk3_kda.so"
+  if python3 -c 'import numpy' 2>/dev/null; then
+    python3 "$(dirname "${BASH_SOURCE[0]}")/../../examples/kda/kda.py" "$K3_EXAMPLES/libk3_kda.so"
+  else
+    echo "SKIP kda.py: python3 has no numpy"
+  fi
 fi
 arguments=("${K3_MODE:-all}" --commit "${3:-unknown}")
 [[ -n ${2:-} ]] && arguments+=(--json "$2")
