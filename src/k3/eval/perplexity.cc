@@ -39,7 +39,7 @@ Result<double> ScoreIds(TokenModel& model, const std::vector<TokenId>& ids,
   double nats = 0;
   for (std::int64_t at = 0; at < n;) {
     if (options.cancel != nullptr && options.cancel->load(std::memory_order_relaxed)) {
-      return Error{Code::kCancelled, "interrupted"};
+      return Error{Code::kCancelled, ""};
     }
     const std::int64_t end = std::min(n, NextCut(at, limit, model.math()));
     const SequenceInput input{
@@ -123,6 +123,7 @@ Result<PerplexityResult> Perplexity(
         tokenizer.Decode(std::vector<TokenId>(ids.begin() + 1, ids.end())).size());
     auto nats = ScoreIds(model, ids, options);
     if (!nats.ok()) {
+      if (nats.error().code == Code::kCancelled) return nats.error();
       return Error{nats.error().code,
                    fmt::format("{}: document {}: {}", where, i + 1, nats.message())};
     }

@@ -105,6 +105,11 @@ TEST(Perplexity, ErrorsNameTheDocument) {
   PerplexityOptions o = WithBos();
   o.cancel = &cancel;
   EXPECT_EQ(Score(model, "abc", o).error().code, Code::kCancelled);
+  EXPECT_EQ(Score(model, "abc", o).message(), "");
+  // The same when the pass itself is stopped.
+  model.fail = Error{Code::kCancelled, ""};
+  EXPECT_EQ(Score(model, "abc", WithBos()).error().code, Code::kCancelled);
+  EXPECT_EQ(Score(model, "abc", WithBos()).message(), "");
 }
 
 TEST(ComparePaired, MeanAndErrorOfTheDifferences) {
