@@ -266,7 +266,7 @@ void AddChat(CLI::App& root, Action& action) {
   auto* at_once =
       app->add_flag("--no-thinking", o->no_thinking, "Answer at once, without a think element");
   app->add_option("--effort", o->effort, "How much to think: low, medium, high or max")
-      ->check(CLI::IsMember({"low", "medium", "high", "max"}))
+      ->check(OneOf({"low", "medium", "high", "max"}))
       ->type_name("LEVEL")
       ->excludes(at_once);
   auto* shown = app->add_flag_callback(

@@ -119,7 +119,7 @@ void AddData(CLI::App& root, Action& action) {
   app->add_option("--tokenizer", o->tokenizer, "Model folder whose tokenizer is used [demo model]")
       ->type_name("MODEL");
   app->add_option("--split", o->split, "What separates documents: nul, blank or jsonl")
-      ->check(CLI::IsMember({"nul", "blank", "jsonl"}));
+      ->check(OneOf({"nul", "blank", "jsonl"}));
   app->add_option("--key", o->key, "Key of the text in a JSON line");
   AddReal(*app, "--valid", o->valid, {0.0, 0.9}, "Share of documents kept for validation");
   app->callback([o, &action] {

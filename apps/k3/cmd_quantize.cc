@@ -201,9 +201,7 @@ void ReadWords(Options& o) {
 void AddFormats(CLI::App& app, Options& o) {
   const auto add = [&](const std::string& part, const std::string& what,
                        const std::vector<std::string>& allowed) {
-    app.add_option("--" + part, o.formats[part], what)
-        ->type_name("FORMAT")
-        ->check(CLI::IsMember(allowed));
+    app.add_option("--" + part, o.formats[part], what)->type_name("FORMAT")->check(OneOf(allowed));
     o.formats[part] = "keep";
   };
   add("trunk", "bf16, fp8-e4m3, int8, mxfp4 or keep (the default)",

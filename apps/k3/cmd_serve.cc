@@ -236,7 +236,7 @@ void AddServe(CLI::App& root, Action& action) {
   app->add_flag("--strict-model", o->api.strict_model, "Refuse requests that name another model");
   AddLimits(*app, *o);
   app->add_option("--log-level", o->log_level, "debug, info (each request), warn or error")
-      ->check(CLI::IsMember({"debug", "info", "warn", "error"}))
+      ->check(OneOf({"debug", "info", "warn", "error"}))
       ->type_name("LEVEL");
   app->add_flag("--log-prompts", o->api.log_prompts, "Bodies of requests go to the log too (info)");
   AddEngineOptions(*app, o->engine, true);

@@ -63,7 +63,7 @@ void AddEngineOptions(CLI::App& app, EngineOptions& options, bool with_context) 
          "--math", options.math,
          "exact: the same bits for every batch, split and thread count; fast: quicker, on a "
          "fixed grid (default exact)")
-      ->check(CLI::IsMember({"exact", "fast"}))
+      ->check(OneOf({"exact", "fast"}))
       ->type_name("MODE");
   AddInteger(app, "--threads", options.threads, {0, kMaxThreads},
              "Threads to compute with; 0 means all usable processors (default 0)");

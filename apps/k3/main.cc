@@ -73,7 +73,7 @@ int Usage(const CLI::App& app, const CLI::ParseError& error) {
   }
   const auto subcommands = app.get_subcommands();
   const CLI::App& used = subcommands.empty() ? app : *subcommands.front();
-  Complain(error.what() + OptionHint(used));
+  Complain(UsageWords(error.what()) + OptionHint(used));
   Say(fmt::format("Try: k3 {}--help\n",
                   subcommands.empty() ? "" : subcommands.front()->get_name() + " "));
   return kExitUsage;
@@ -103,6 +103,7 @@ int Main(int argc, char** argv) {
   AddData(app, action);
   AddTrain(app, action);
   AddAblate(app, action);
+  RefuseEmptyPaths(app);
   if (UnknownCommand(app, argc, argv)) return kExitUsage;
   try {
     app.parse(argc, argv);
