@@ -1,4 +1,4 @@
-# What `cmake --install` lays down: the program, libk3.a, its public headers, the demo model, and the
+# What `cmake --install` lays down: the program, libk3.a, libk3_kda.so, their public headers, the demo model, and the
 # package files behind find_package(k3). Internal headers stay out.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -7,6 +7,9 @@ function(k3_install)
   set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/k3)
   install(TARGETS k3_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(TARGETS k3 EXPORT k3Targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  if(TARGET k3_kda)
+    install(TARGETS k3_kda EXPORT k3Targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  endif()
   install(EXPORT k3Targets NAMESPACE k3:: DESTINATION ${package_dir})
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/k3 DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/src/k3 DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}

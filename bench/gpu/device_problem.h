@@ -138,10 +138,11 @@ double TimeMs(Body&& body, int repeats = 20, int warm = 3) {
   return Median(times);
 }
 
-// The two halves of the program; each returns how many of its rows failed.
+// The parts of the program; checks return how many of their rows failed.
 struct Report;
 int RunChecks(Report& report, bool small);
 int RunFusedDecodeChecks(Report& report, bool small);
+int RunHostile(Report& report, bool small);
 void RunBench(Report& report);
 void RunForwardBench(Report& report);
 void RunDecodeBench(Report& report);

@@ -10,7 +10,7 @@ trap 'rm -rf "$scratch"' EXIT
 fail() { echo "FAIL $*" >&2; exit 1; }
 
 cmake --install "$build_dir" --prefix "$scratch/prefix" >"$scratch/install.log"
-for path in bin/k3 include/k3/base/status.h share/k3/models/k3-books-27m/config.json; do
+for path in bin/k3 include/k3/kda.h include/k3/base/status.h share/k3/models/k3-books-27m/config.json; do
   [[ -e $scratch/prefix/$path ]] || fail "the installed tree lacks $path"
 done
 internal=$(find "$scratch/prefix/include" -name '*_internal.h' -o -path '*/kernels/cpu*' \
@@ -22,6 +22,25 @@ cmake -S "$here" -B "$scratch/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_PREFIX_PATH="$scratch/prefix" -DK3_INSTALLED_INCLUDE="$scratch/prefix/include"
 cmake --build "$scratch/build" -j 2
 "$scratch/build/consumer"
+
+# The KDA kernels alone, from C and from Python. 77: no GPU here, which is as far as it can be run.
+cmake -S "$here/../../examples/kda" -B "$scratch/kda" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+  -DCMAKE_PREFIX_PATH="$scratch/prefix"
+cmake --build "$scratch/kda" -j 2
+status=0
+"$scratch/kda/kda_example" || status=$?
+((status == 0 || status == 77)) || fail "kda_example: exit status $status"
+library=$(find "$scratch/prefix" -name libk3_kda.so)
+if ldd "$library" | grep -E 'libstdc\+\+|libcudart|libfmt|not found'; then
+  fail "libk3_kda.so needs more than libc"
+fi
+if /usr/bin/python3 -c 'import numpy' 2>/dev/null; then
+  status=0
+  /usr/bin/python3 "$here/../../examples/kda/kda.py" "$library" || status=$?
+  ((status == 0 || status == 77)) || fail "kda.py: exit status $status"
+else
+  echo "SKIP kda.py: no numpy for /usr/bin/python3"
+fi
 
 if grep -rlF "$(cd "$here/../.." && pwd)" "$scratch/prefix" --include='*.cmake'; then
   fail "the CMake package mentions the source tree"

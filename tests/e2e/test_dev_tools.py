@@ -1,5 +1,6 @@
 """./dev and the counting of test results: a miscount would hide a failure."""
 
+import os
 import subprocess
 import sys
 
@@ -79,3 +80,31 @@ def test_unknown_verb_is_a_usage_error():
     assert done.returncode == 2
     assert "unknown verb 'frobnicate'" in done.stderr
     assert subprocess.run([ROOT / "dev", "help"], capture_output=True, check=False).returncode == 0
+
+
+def gpu_script(*arguments, **environment):
+    done = subprocess.run([ROOT / "bench" / "gpu" / "run.sh", *arguments], capture_output=True,
+                          text=True, check=False, env={**os.environ, **environment})
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("arguments, environment, words", [
+    ([], {}, "usage: run.sh PROGRAM"),
+    (["a", "b", "c", "d"], {}, "usage: run.sh PROGRAM"),
+    (["no/such/program"], {}, "'no/such/program' is no program"),
+    (["/bin/true"], {"K3_SANITIZE": "memchek"}, "not memcheck or racecheck"),
+    (["/bin/true"], {"K3_EXAMPLES": "no/such/folder"}, "no kda_example in 'no/such/folder'"),
+])
+def test_the_gpu_script_says_what_it_misses(arguments, environment, words):
+    code, out, err = gpu_script(*arguments, **environment)
+    assert (code, out) == (2, "")
+    assert err.startswith("run.sh: ") and words in err and err.count("\n") == 1
+
+
+def test_the_gpu_script_hands_on_file_commit_and_status(tmp_path):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho \"$@\"\nexit 77\n")
+    program.chmod(0o755)
+    code, out, _ = gpu_script(str(program), "out.json", "abc", K3_MODE="hostile")
+    assert code == 77
+    assert out.startswith("hostile --commit abc --json out.json")

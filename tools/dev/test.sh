@@ -48,10 +48,16 @@ test_filtered() {
   esac
 }
 
+kda_example_runs() {  # on a GPU or as far as it comes without one
+  local status=0
+  build/cuda/examples/kda/kda_example >build/kda-example.log 2>&1 || status=$?
+  ((status == 0 || status == 77)) || { cat build/kda-example.log; return 1; }
+}
+
 test_cuda_compiles() {
   if ! command -v nvcc >/dev/null; then
     record "CUDA build" "skip:nvcc is not on PATH"
-  elif build cuda k3_program; then
+  elif build cuda k3_program kda_example && kda_example_runs; then
     record "CUDA build" pass
   else
     record "CUDA build" fail

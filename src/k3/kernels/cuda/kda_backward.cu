@@ -276,20 +276,15 @@ cudaError_t LaunchChain(const KdaParams& p, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t KdaBackwardWorkspace(int64_t n_tokens, int n_sequences, int n_heads) {
-  // Both dumps, then U.
-  return KdaSlots(n_tokens, n_sequences) * n_heads * 65536 + n_tokens * n_heads * 256;
-}
-
 cudaError_t LaunchKdaBackward(const KdaParams& p, const KdaGradients& g, void* workspace,
                               cudaStream_t stream) {
-  const int64_t slots = KdaSlots(p.n_tokens, p.n_sequences), blocks = slots * p.n_heads;
+  const int64_t slots = kda::Slots(p.n_tokens, p.n_sequences), blocks = slots * p.n_heads;
   cudaError_t error = cudaMemsetAsync(g.da_log, 0, sizeof(float) * p.n_heads, stream);
   if (error != cudaSuccess) return error;
   error = cudaMemsetAsync(g.ddt_bias, 0, sizeof(float) * p.n_heads * 128, stream);
   if (error != cudaSuccess || p.n_sequences == 0) return error;
-  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-  auto* S = static_cast<uint4*>(workspace);
+  static_assert(2048 * sizeof(uint4) == kda::kStateBytes);
+  auto* S = static_cast<uint4*>(workspace);  // laid out as k3_kda_backward_workspace counts
   uint4* dS = S + blocks * 2048;
   auto* U = reinterpret_cast<bf16*>(dS + blocks * 2048);
 

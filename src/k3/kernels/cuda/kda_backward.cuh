@@ -16,7 +16,6 @@ struct KdaGradients {
   float* ds_in;  // null: not wanted
 };
 
-int64_t KdaBackwardWorkspace(int64_t n_tokens, int n_sequences, int n_heads);
 cudaError_t LaunchKdaBackward(const KdaParams& p, const KdaGradients& g, void* workspace,
                               cudaStream_t stream);
 

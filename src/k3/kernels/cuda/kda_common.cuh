@@ -7,8 +7,7 @@ namespace k3::cuda {
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNormEps = 1e-6f;
-constexpr int kChunk = 32;            // tokens a chunk of the bounded path
-constexpr float kLowestBound = -5.f;  // exp(16 x 5) still fits, see kda_prep.cuh
+constexpr int kChunk = 32;  // tokens a chunk of the bounded path
 
 struct KdaParams {
   const bf16 *q, *k, *v, *f, *beta;

@@ -150,10 +150,6 @@ __global__ void __launch_bounds__(160, 1)
 
 }  // namespace
 
-int64_t KdaSplitWorkspace(int64_t n_tokens, int n_sequences, int n_heads) {
-  return KdaSlots(n_tokens, n_sequences) * n_heads * kRecordBytes;
-}
-
 cudaError_t LaunchKdaFused(const KdaParams& p, cudaStream_t stream) {
   const int blocks = p.n_sequences * p.n_heads;
   if (blocks == 0) return cudaSuccess;
@@ -175,7 +171,7 @@ cudaError_t LaunchKdaSplit(const KdaParams& p, void* workspace, cudaStream_t str
                                  SplitLayout::kDynamic);
   }
   if (error != cudaSuccess) return error;
-  const int64_t slots = KdaSlots(p.n_tokens, p.n_sequences);
+  const int64_t slots = kda::Slots(p.n_tokens, p.n_sequences);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(slots * p.n_heads, 3 * 132));
   auto* records = static_cast<unsigned char*>(workspace);
   PrepKernel<<<blocks, 128, kPrepDynamic, stream>>>(p, records, static_cast<int>(slots));

@@ -10,6 +10,5 @@ namespace k3::cuda {
 /// sequence. Split: records go through `workspace`, two blocks a head run the chains.
 cudaError_t LaunchKdaFused(const KdaParams& p, cudaStream_t stream);
 cudaError_t LaunchKdaSplit(const KdaParams& p, void* workspace, cudaStream_t stream);
-int64_t KdaSplitWorkspace(int64_t n_tokens, int n_sequences, int n_heads);
 
 }  // namespace k3::cuda

@@ -3,8 +3,11 @@
 #pragma once
 
 #include "k3/kernels/cuda/kda_chain.cuh"
+#include "k3/kernels/kda_check_internal.h"
 
 namespace k3::cuda {
+
+static_assert(kChunk == kda::kChunk && kRecordBytes == kda::kRecordBytes);
 
 /// Records of sequence s start at slot cu[s] / 32 + s: no two sequences meet, and no sum is needed.
 __device__ __forceinline__ int64_t FirstSlot(const Rows& rows, int s) {
@@ -30,10 +33,6 @@ __device__ __forceinline__ SlotJob FindSlot(const KdaParams& p, int64_t slot) {
   const int64_t at = (slot - FirstSlot(rows, low)) * kChunk;
   if (at < 0 || at >= rows.count) return {0, 0};
   return {rows.begin + at, static_cast<int>(min(int64_t{kChunk}, rows.count - at))};
-}
-
-inline int64_t KdaSlots(int64_t n_tokens, int n_sequences) {
-  return n_tokens / kChunk + n_sequences;
 }
 
 __device__ __forceinline__ uint32_t AlignedShared(const void* dynamic) {
