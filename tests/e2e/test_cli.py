@@ -166,6 +166,15 @@ def test_cl09_good_folders_under_odd_names_work(k3, base, model_copy, tmp_path):
     odd.chmod(0o755)
 
 
+def test_a_missing_tokenizer_config_is_no_silent_default(k3, demo_model, model_copy):
+    folder = model_copy(demo_model)
+    assert k3("run", folder, "-p", "hi", "-n", 1).stderr == ""
+    (folder / "tokenizer_config.json").unlink()
+    out = k3("run", folder, "-p", "hi", "-n", 1, "--json")
+    assert "tokenizer_config.json is missing" in out.stderr and "BOS" in out.stderr
+    assert len(out.json()["prompt_ids"]) == len(k3("tokenize", folder, "-p", "hi").stdout.split())
+
+
 # --- standard output that goes away
 
 
