@@ -15,6 +15,9 @@ function(k3_module name)
     return()
   endif()
   add_library(k3_${name} OBJECT ${sources})
+  if(NOT name STREQUAL kernels)  # generic lambdas in backward/ trip g++ 12 when seen twice
+    k3_unity(k3_${name})
+  endif()
   target_include_directories(k3_${name} PUBLIC ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
   target_link_libraries(k3_${name} PUBLIC k3_options Threads::Threads fmt::fmt spdlog::spdlog
     nlohmann_json::nlohmann_json)

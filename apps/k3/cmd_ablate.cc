@@ -14,7 +14,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kAblateHelp =
     "PLAN is a TOML file: the config of a base run, arms that change it, seeds, pairs of arms.\n"
     "Every arm and seed is trained on the same rows in the same order. The folder OUT of the plan\n"
     "receives a folder for each run and report.md, report.json and report.svg; a run that fails\n"
@@ -65,7 +65,7 @@ Status Ablate(const AblateOptions& o) {
 void AddAblate(CLI::App& root, Action& action) {
   auto o = std::make_shared<AblateOptions>();
   CLI::App* app = root.add_subcommand("ablate", "Train with one change at a time and compare");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kAblateHelp) + kExitCodesHelp);
   app->add_option("PLAN", o->plan, "The TOML file")->required();
   AddInteger(*app, "--max-seconds", o->max_seconds, {0, 1'000'000'000},
              "Stop after this time; 0: no limit");

@@ -24,7 +24,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kBenchHelp =
     "Reads prompts of random tokens, then decodes greedily after a prompt of 32. Each figure has\n"
     "one warm-up run that is not counted; given are median, slowest and fastest of the repeats.\n"
     "Only one k3 bench runs on a machine at a time, and none on a busy one without --force.\n"
@@ -291,7 +291,7 @@ int Run(const BenchOptions& o) {
 void AddBench(CLI::App& root, Action& action) {
   auto o = std::make_shared<BenchOptions>();
   CLI::App* app = root.add_subcommand("bench", "Measure prompt and decoding speed");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kBenchHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
   AddIds(*app, "--prefill", o->prefill, "Prompt lengths (default 128,512)", "length")
       ->type_name("N,..");

@@ -23,7 +23,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kChatHelp =
     "Each line is one turn. Models with the family's chat format think first, then answer; others\n"
     "continue the text. tokenizer_config.json may decide with \"chat_format\": \"xtml\" or "
     "\"none\";\n"
@@ -257,7 +257,7 @@ int Run(const ChatCommandOptions& o) {
 void AddChat(CLI::App& root, Action& action) {
   auto o = std::make_shared<ChatCommandOptions>();
   CLI::App* app = root.add_subcommand("chat", "Talk with a model");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kChatHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
   app->add_option("--system", o->system, "System text in front of the conversation")
       ->type_name("TEXT");

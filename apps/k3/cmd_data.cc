@@ -16,7 +16,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kDataHelp =
     "Writes OUT/train.tokens and OUT/valid.tokens and copies the tokenizer's files beside them.\n"
     "Documents are separated by NUL bytes, by blank lines, or are lines of JSON; which document\n"
     "goes to the validation part depends on its text alone.\n"
@@ -113,7 +113,7 @@ void AddData(CLI::App& root, Action& action) {
   CLI::App* data = root.add_subcommand("data", "Prepare text for training");
   data->require_subcommand(1);
   CLI::App* app = data->add_subcommand("prepare", "Turn texts into token files");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kDataHelp) + kExitCodesHelp);
   app->add_option("INPUT", o->inputs, "Text files; \"-\" reads standard input")->required();
   app->add_option("-o,--out", o->out, "Folder to write")->required()->type_name("DIR");
   app->add_option("--tokenizer", o->tokenizer, "Model folder whose tokenizer is used [demo model]")

@@ -17,7 +17,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kEvalHelp =
     "Task ppl: how well the model predicts the documents of a file, which NUL bytes separate.\n"
     "Each document is BOS and its first --tokens tokens; those tokens are scored (without a BOS\n"
     "token all but the first). The mean is over documents; bits per byte are over all scored "
@@ -112,7 +112,7 @@ void AddEval(CLI::App& root, Action& action) {
   auto o = std::make_shared<EvalOptions>();
   CLI::App* app = root.add_subcommand("eval", "Measure quality: eval [MODEL] ppl");
   app->formatter(std::make_shared<EvalHelp>());
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kEvalHelp) + kExitCodesHelp);
   app->add_option("TASK", o->words, "ppl; a model folder may stand before it")
       ->required()
       ->expected(1, 2)

@@ -22,7 +22,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kQuantizeHelp =
     "Reads a model folder and writes OUT, a new folder in the same layout. The trunk is "
     "attention,\n"
     "dense, latent and shared-expert matrices. Norms, convolutions, decay vectors, routers and "
@@ -235,7 +235,7 @@ void AddReport(CLI::App& app, Options& o) {
 void AddQuantize(CLI::App& root, Action& action) {
   auto o = std::make_shared<Options>();
   CLI::App* app = root.add_subcommand("quantize", "Write a model in other weight formats");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kQuantizeHelp) + kExitCodesHelp);
   app->add_option("WORDS", o->words, "MODEL OUT; without MODEL the demo model")
       ->expected(0, 2)
       ->type_name("");

@@ -21,7 +21,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kRunHelp =
     "Text goes to standard output as it is generated, everything else to standard error.\n"
     "Temperature, top-p, top-k, min-p and repeat penalty come from generation_config.json where "
     "it\n"
@@ -162,7 +162,7 @@ int Run(const RunOptions& o) {
 void AddRun(CLI::App& root, Action& action) {
   auto o = std::make_shared<RunOptions>();
   CLI::App* app = root.add_subcommand("run", "Continue a prompt");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kRunHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
   AddPromptOptions(*app, o->prompt);
   AddInteger(*app, "-n,--max-tokens", o->max_tokens, {0, kManyTokens},

@@ -27,7 +27,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kServeHelp =
     "Speaks the OpenAI API (/v1/chat/completions, /v1/completions, /v1/models) and Anthropic's\n"
     "(/v1/messages), and shows /health, /ready and /metrics; docs/serve.md has the rest.\n"
     "Listens on this machine only unless --host says otherwise. Keys come from --api-key,\n"
@@ -216,7 +216,7 @@ void AddLimits(CLI::App& app, ServeOptions& o) {
 void AddServe(CLI::App& root, Action& action) {
   auto o = std::make_shared<ServeOptions>();
   CLI::App* app = root.add_subcommand("serve", "Answer HTTP requests: OpenAI API, many users");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kServeHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
   app->add_option("--host", o->http.host, "Address to listen on (default 127.0.0.1)")
       ->type_name("HOST");

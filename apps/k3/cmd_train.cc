@@ -19,7 +19,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kTrainHelp =
     "The folder OUT of the config receives logs, a plot, checkpoints and, at the end or when\n"
     "stopped, a model folder that k3 run loads. Ctrl-C, SIGTERM and --max-seconds stop with a\n"
     "checkpoint and exit status 0; the same command then continues with the same bits.\n"
@@ -145,7 +145,7 @@ Status Train(const TrainOptions& o) {
 void AddTrain(CLI::App& root, Action& action) {
   auto o = std::make_shared<TrainOptions>();
   CLI::App* app = root.add_subcommand("train", "Train a model as a TOML file describes");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kTrainHelp) + kExitCodesHelp);
   app->add_option("CONFIG", o->config, "The TOML file")->required();
   AddInteger(*app, "--max-seconds", o->max_seconds, {0, 1'000'000'000},
              "Stop after this time with a checkpoint; 0: no limit");
