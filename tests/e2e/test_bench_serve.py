@@ -30,6 +30,7 @@ ANSWERS = {
     "keeps alive": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
                     + b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in (event("a"), DONE))
                     + b"0\r\n\r\n", None),
+    "slow": (None, None),
     "closes at once": (b"", "cut"),
     "half a head": (b"HTTP/1.1 200 O", "cut"),
     "no http": (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "bad http"),
@@ -84,12 +85,22 @@ class Hostile:
                     self.count += 1
                 if ANSWERS[name][0]:
                     s.sendall(ANSWERS[name][0])
+                if name == "slow":
+                    self._slow(s)
                 if name.startswith("stalls") or name == "keeps alive":
                     self.open.append(s)
                     return
             s.close()
         except OSError:
             s.close()
+
+    @staticmethod
+    def _slow(s):
+        s.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for part in (event("a"), event("b"), usage(2) + DONE):
+            s.sendall(b"%x\r\n%s\r\n" % (len(part), part))
+            time.sleep(0.4)
+        s.sendall(b"0\r\n\r\n")
 
     def close(self):
         self.listener.close()
@@ -114,9 +125,10 @@ def test_every_failure_is_counted_and_nothing_hangs(k3):
             expected[error] = expected.get(error, 0) + 2
     good = sum(2 for _, error in ANSWERS.values() if error is None)
     assert report["requests"] == {"sent": 2 * len(ANSWERS), "ok": good, "errors": expected}
-    assert report["tokens"]["completion"] == 2 * (4 + 1 + 1)
+    assert report["tokens"]["completion"] == 2 * (4 + 1 + 1 + 2)
     assert report["ttft_s"]["count"] == good
-    assert report["tpot_s"]["count"] == 2 and report["itl_s"]["count"] == 2
+    assert report["tpot_s"]["count"] == 4 and report["itl_s"]["count"] == 4
+    assert 0.3 < report["itl_s"]["max"] < 1.4  # parts are seen when they come, not at the end
     assert "no /tokenize" in done.stderr
 
 

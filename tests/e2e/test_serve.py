@@ -3,7 +3,6 @@
 import concurrent.futures
 import json
 import math
-import os
 import random
 import shutil
 import signal
@@ -263,49 +262,6 @@ def test_overload_is_shed_and_passes(k3_bin, base):
 def test_timeout_of_a_request(server):
     reply = server.chat({**LONG, "stream": False, "timeout": 0.01})
     assert reply.status == 504 and reply.error()["code"] == "timeout"
-
-
-def test_nothing_is_left_after_many_requests(server):
-    """K3_SOAK_REQUESTS=5000 makes this a soak."""
-    rounds = max(1, int(os.environ.get("K3_SOAK_REQUESTS", "160")) // 160)
-    rng = random.Random(3)
-
-    def rss():
-        with open(f"/proc/{server.process.pid}/status", encoding="ascii") as f:
-            return next(int(line.split()[1]) for line in f if line.startswith("RssAnon"))
-
-    def one(kind):
-        if kind == 0:  # leaves at some moment
-            s = server.open({**LONG, "max_tokens": 50})
-            time.sleep(rng.random() * 0.05)
-            s.close()
-        elif kind == 1:
-            server.raw(b"POST " + CHAT.encode() + b" HTTP/1.1\r\nContent-Length: 9\r\n"
-                       b"Connection: close\r\n\r\n{bad json", wait=5)
-        elif kind == 2:  # reads nothing for a while
-            s = server.open({**LONG, "max_tokens": 50, "logprobs": True, "top_logprobs": 20})
-            time.sleep(0.05)
-            s.close()
-        elif kind == 3:  # huge limits
-            s = server.open({**SHORT, "max_tokens": 2**31 - 1, "n": 4, "stop": ["x" * 1024] * 16})
-            time.sleep(0.02)
-            s.close()
-        else:
-            reply = server.chat({**SHORT, "cache_prompt": False, "max_tokens": 4})
-            assert reply.status in (200, 429), reply
-
-    def round_of(n):
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            list(pool.map(one, [rng.randrange(8) for _ in range(n)]))
-        assert server.idle(20)
-
-    round_of(80)
-    before = rss()
-    for _ in range(rounds):
-        round_of(160)
-    assert server.metric("k3_http_connections") <= 2
-    assert rss() < before + 30 * 1024, "kilobytes"
-    server.alive()
 
 
 # --- metrics

@@ -81,6 +81,7 @@ const std::vector<Api::Route>& Api::Routes() {
       {"/ready", "GET", &Api::Ready, false},
       {"/metrics", "GET", &Api::MetricsPage, false},
       {"/alerts", "GET", &Api::Alerts, true},
+      {"/alerts/reference", "GET", &Api::AlertsReference, true},
       {"/v1/k3/telemetry", "GET", &Api::TelemetryPage, true},
   };
   return routes;

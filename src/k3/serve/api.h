@@ -58,6 +58,7 @@ class Api final : public HttpHandler {
   ApiStatus MetricsPage(Call& call);
   ApiStatus TelemetryPage(Call& call);
   ApiStatus Alerts(Call& call);
+  ApiStatus AlertsReference(Call& call);
   ApiStatus NoEmbeddings(Call& call);
   ApiStatus ChatCompletions(Call& call);
   ApiStatus Completions(Call& call);

@@ -96,11 +96,12 @@ class Call : public std::enable_shared_from_this<Call> {
     http::async_read_header(
         stream_, buffer_, parser_, [self = shared_from_this()](auto ec, std::size_t) {
           if (ec) return self->End(EndOf(ec));
-          self->parser_.eager(true);
           self->sink_->OnHead(static_cast<int>(self->parser_.get().result_int()));
           self->ReadBody();
         });
   }
+  /// The parser must not be eager: then a read would end only with the answer when that comes in
+  /// chunks, and no part would be seen at its time.
   void ReadBody() {
     if (parser_.is_done()) return End(HttpEnd::kComplete);
     http::async_read_some(stream_, buffer_, parser_,
