@@ -302,6 +302,40 @@ def test_what_the_model_does_is_shown(server):
     assert any(w["signal"] == "completion_tokens" for w in alerts["watched"])
 
 
+def test_decays_are_shown(server):
+    server.chat({**SHORT, "max_tokens": 40})
+    layers = server.get("/v1/k3/telemetry").json()["decay"]
+    assert layers
+    for layer in layers:
+        assert layer["tokens"] > 0
+        # Every channel of every token is in one bucket.
+        assert sum(b["count"] for b in layer["half_life_tokens"]) % layer["tokens"] == 0
+    page = server.get("/metrics").body.decode()
+    values = [[float(line.rsplit(" ", 1)[1]) for line in page.splitlines()
+               if line.startswith(f"k3_decay_half_life_{p}_tokens{{")] for p in ("p10", "p50", "p90")]
+    assert values[0] and all(0 < a <= b <= c for a, b, c in zip(*values))
+
+
+def test_drift_reference_of_another_run(k3_bin, k3, base, tmp_path):
+    file = tmp_path / "reference.json"
+    with serving(k3_bin, base, "--sample-every", 1) as s:
+        assert s.get("/alerts/reference").json()["references"] == []
+        for seed in range(9):  # 512 passes teach the signals of passes
+            s.chat({**SHORT, "seed": seed, "n": 2, "max_tokens": 90, "ignore_eos": True,
+                    "temperature": 1})
+        file.write_bytes(s.get("/alerts/reference").body)
+    learned = {r["signal"] for r in json.loads(file.read_text())["references"]}
+    assert "decay_nats" in learned and "completion_tokens" not in learned
+    with serving(k3_bin, base, "--drift-reference", file) as s:
+        watched = {w["signal"]: w["state"] for w in s.get("/alerts").json()["watched"]}
+        assert watched == dict.fromkeys(learned, "ok")
+    file.write_text('{"references": [{"signal": "x", "stratum": "y", "counts": [1]}]}')
+    done = k3("serve", base, "--port", 0, "--drift-reference", file, code=1)
+    assert f"{file}: references[0]: counts" in done.stderr
+    missing = k3("serve", base, "--port", 0, "--drift-reference", tmp_path / "no", code=1)
+    assert str(tmp_path / "no") in missing.stderr
+
+
 def test_promtool_has_no_complaint(server):
     promtool = shutil.which("promtool")
     if promtool is None:

@@ -64,6 +64,7 @@ class Api final : public HttpHandler {
   ApiStatus Completions(Call& call);
   ApiStatus Messages(Call& call);
   ApiStatus CountTokens(Call& call);
+  ApiStatus TokenizerInfo(Call& call);
   ApiStatus Tokenize(Call& call);
   ApiStatus Detokenize(Call& call);
   ApiStatus ApplyTemplate(Call& call);

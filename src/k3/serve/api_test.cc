@@ -445,6 +445,17 @@ TEST(Api, MetricsPageListsWhatHappened) {
   EXPECT_THAT(page, HasSubstr("k3_memory_bytes{component=\"state\"}"));
 }
 
+TEST(Api, TokenizerInfoNamesTheEnds) {
+  Fixture f;
+  const auto answer = f.Call("GET", "/tokenizer_info");
+  ASSERT_EQ(answer->status, 200);
+  const auto json = answer->Json();
+  EXPECT_EQ(json["eos_token"], f.tokenizer.Bytes(test::kEos).value());
+  EXPECT_TRUE(json["bos_token"].is_null());
+  EXPECT_EQ(json["vocab_size"], 261);
+  EXPECT_EQ(json["model_max_length"], 4000);
+}
+
 TEST(FromEngine, GivesEachCodeItsStatus) {
   struct Case {
     Code code;

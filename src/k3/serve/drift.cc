@@ -91,7 +91,7 @@ std::size_t DriftDetector::Bucket(double value) {
 }
 
 void DriftDetector::SetReference(std::vector<double> counts) {
-  K3_CHECK(counts.size() == kBuckets);
+  K3_CHECK(counts.size() == kBuckets, "a reference has one count a bucket");
   reference_ = std::move(counts);
   learned_ = options_.reference;
   state_ = State::kOk;
