@@ -21,8 +21,8 @@ import time
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Lengths of a chat: most prompts short, some long.
-MIX = ["--prompt", "lognormal:48:0.7", "--answer", "uniform:32:96", "--temp", "1"]
+# Decoding is what the users share: short questions, longer answers.
+MIX = ["--prompt", "lognormal:24:0.6", "--answer", "uniform:64:128", "--temp", "1"]
 
 
 class Bench:
@@ -63,8 +63,8 @@ def users(bench, rounds):
     pairs = []
     for seed in range(rounds):
         args = [*MIX, "--seed", seed]
-        pairs.append((bench("--concurrency", 64, "--requests", 192, *args),
-                      bench("--concurrency", 1, "--requests", 12, *args)))
+        pairs.append((bench("--concurrency", 64, "--ramp", 4, "--requests", 160, *args),
+                      bench("--concurrency", 1, "--requests", 10, *args)))
     ttft = [a["ttft_s"] for a, _ in pairs]
     return {"throughput_64_to_1": both(pairs, lambda r: r["throughput"]["tokens_per_s"]),
             "ttft_max_to_median": max(t["max"] / t["p50"] for t in ttft),

@@ -100,7 +100,7 @@ Status WarmUp(const BenchServeOptions& o, const serve::HttpTarget& target,
   if (o.warmup == 0) return {};
   serve::LoadOptions load = o.load;
   load.requests = o.warmup;
-  load.rate = 0, load.concurrency = 1, load.prefix_share = 0;
+  load.rate = 0, load.ramp_s = 0, load.concurrency = 1, load.prefix_share = 0;
   load.seed += 1;
   serve::PromptPool turned = pool;  // other beginnings
   std::reverse(turned.ids.begin(), turned.ids.end());
@@ -183,6 +183,7 @@ void AddWorkload(CLI::App& app, serve::LoadOptions& o) {
   AddInteger(app, "--requests", o.requests, {1, 10'000'000}, "Requests in all (default 64)");
   auto* users = AddInteger(app, "--concurrency", o.concurrency, {1, 16384},
                            "Users that ask again when they have their answer (default 8)");
+  AddReal(app, "--ramp", o.ramp_s, {0, 1e5}, "Seconds over which the users begin (default 0)");
   AddReal(app, "--rate", o.rate, {1e-3, 1e6}, "Instead: arrivals a second, Poisson")
       ->excludes(users);
   AddSpread(app, "--prompt", o.prompt, "Tokens of a prompt (default 128)");

@@ -449,11 +449,11 @@ TEST(Api, TokenizerInfoNamesTheEnds) {
   Fixture f;
   const auto answer = f.Call("GET", "/tokenizer_info");
   ASSERT_EQ(answer->status, 200);
-  const auto json = answer->Json();
-  EXPECT_EQ(json["eos_token"], f.tokenizer.Bytes(test::kEos).value());
-  EXPECT_TRUE(json["bos_token"].is_null());
-  EXPECT_EQ(json["vocab_size"], 261);
-  EXPECT_EQ(json["model_max_length"], 4000);
+  const auto info = answer->Json();
+  EXPECT_EQ(info["eos_token"], f.tokenizer.Bytes(test::kEos).value());
+  EXPECT_TRUE(info["bos_token"].is_null());
+  EXPECT_EQ(info["vocab_size"], 261);
+  EXPECT_EQ(info["model_max_length"], 4000);
 }
 
 TEST(FromEngine, GivesEachCodeItsStatus) {

@@ -35,6 +35,7 @@ struct LengthSpread {
 struct LoadOptions {
   std::int64_t requests = 64;
   std::int64_t concurrency = 8;  // users that ask, wait for the answer and ask again
+  double ramp_s = 0;             // the users begin evenly over so long
   double rate = 0;               // > 0: instead of users, Poisson arrivals, so many a second
   LengthSpread prompt = LengthSpread::Fixed(128), answer = LengthSpread::Fixed(64);
   double prefix_share = 0;         // of the requests, those with one of the shared beginnings

@@ -187,7 +187,11 @@ class Runner {
 
   void Begin() {
     if (options_.rate > 0) return Arrive();
-    for (std::int64_t user = 0; user < options_.concurrency; ++user) Ask();
+    const double step = options_.ramp_s / static_cast<double>(options_.concurrency);
+    for (std::int64_t user = 0; user < options_.concurrency; ++user) {
+      Ask(start_ + std::chrono::duration_cast<Clock::duration>(
+                       std::chrono::duration<double>(step * static_cast<double>(user))));
+    }
   }
   Result<LoadRun> Take() {
     if (cancel_ != nullptr && cancel_->load()) return Error{Code::kCancelled, ""};
@@ -207,11 +211,12 @@ class Runner {
       Arrive();
     });
   }
-  void Ask() {
+  void Ask(Clock::time_point when) {
     if (next_ == plan_.size()) return;
     // Through a timer: a server that refuses at once would make this a deep recursion.
-    client_.At(Clock::now(), [this] {
-      if (next_ < plan_.size()) Send(next_++, Clock::now(), [this] { Ask(); });
+    client_.At(when, [this] {
+      if (next_ == plan_.size()) return;
+      Send(next_++, Clock::now(), [this] { Ask(Clock::now()); });
     });
   }
   void Send(std::size_t i, Clock::time_point begin, std::function<void()> after) {

@@ -29,7 +29,7 @@ Json WorkloadJson(const LoadOptions& o) {
   if (o.rate > 0) {
     json["arrivals"] = {{"poisson_per_s", o.rate}};
   } else {
-    json["arrivals"] = {{"users", o.concurrency}};
+    json["arrivals"] = {{"users", o.concurrency}, {"ramp_s", o.ramp_s}};
   }
   json["prompt_tokens"] = SpreadJson(o.prompt);
   json["answer_tokens"] = SpreadJson(o.answer);
