@@ -264,6 +264,32 @@ def test_timeout_of_a_request(server):
     assert reply.status == 504 and reply.error()["code"] == "timeout"
 
 
+def test_choices_are_the_same_however_they_are_computed(k3_bin, base):
+    """n > 1 with penalties and a form, each on and off, and a second turn: plain against everything
+    at once, with room for two sequences only."""
+    def answers(*options):
+        out = []
+        with serving(k3_bin, base, *options) as s:
+            for bits in range(8):
+                b = {**SHORT, "n": 3, "temperature": 0.8, "seed": 7, "max_tokens": 30,
+                     "messages": [{"role": "user", "content": "one two one two one two " * 20}]}
+                if bits & 1:
+                    b.update(frequency_penalty=0.7, presence_penalty=0.3, repetition_penalty=1.2)
+                if bits & 2:
+                    b["response_format"] = {"type": "json_object"}
+                if bits & 4:
+                    b["messages"] += [{"role": "assistant", "content": "two"},
+                                      {"role": "user", "content": "and then?"}]
+                reply = s.chat(b)
+                assert reply.status == 200, reply
+                out.append([c["message"] for c in reply.json()["choices"]])
+        return out
+
+    plain = answers("--no-prefix-cache", "--no-speculation")
+    assert any(a != b for a, b, _ in plain), "choices differ"
+    assert answers("--max-running", 2, "--prefill-chunk", 64) == plain
+
+
 # --- metrics
 
 
