@@ -31,6 +31,7 @@ constexpr const char* kBenchHelp =
     "\nExamples:\n"
     "  k3 bench\n"
     "  k3 bench MODEL --profile --threads 1\n"
+    "  k3 bench serve --concurrency 16\n"
     "  k3 bench MODEL --prefill 64,512 --decode 64 --batch 4 --math fast --check 8 --json";
 
 constexpr std::int64_t kDecodePrompt = 32;
@@ -305,7 +306,10 @@ void AddBench(CLI::App& root, Action& action) {
   app->add_flag("--force", o->force, "Measure on a busy machine too");
   app->add_flag("--json", o->json, "Print a JSON object");
   AddEngineOptions(*app, o->engine, true);
-  app->callback([o, &action] { action = [o] { return Run(*o); }; });
+  AddBenchServe(*app, action);
+  app->callback([o, app, &action] {  // called after the one of "bench serve"
+    if (app->get_subcommands().empty()) action = [o] { return Run(*o); };
+  });
 }
 
 }  // namespace k3::app

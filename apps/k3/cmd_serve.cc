@@ -51,7 +51,7 @@ struct ServeOptions {
   std::int64_t state_memory = 0, cache_memory = -1, spill_memory = kGiB;
   std::int64_t drain_s = 30, sample_every = 16;
   bool no_cache = false, no_speculation = false;
-  std::string key, key_file, name, draft, log_level = "warn";
+  std::string key, key_file, name, draft, log_level = "warn", drift_reference;
 };
 
 void SetUpLog(const std::string& level) {
@@ -111,6 +111,10 @@ Status Serve(const ServeOptions& o, Engine& loaded, Engine* draft, serve::Api& a
   batch.prefill_tokens_per_step = o.engine.prefill_chunk;
   ShareMemory(o, loaded.memory, batch);
   serve::DriftMonitor drift;
+  if (!o.drift_reference.empty()) {
+    K3_ASSIGN(const std::string text, ReadTextFile(o.drift_reference));
+    K3_TRY(drift.LoadReference(text, o.drift_reference));
+  }
   serve::Telemetry telemetry(loaded.model->config().moe.n_experts, &drift);
   serve::ObservedModel observed(*loaded.model, *loaded.exec, telemetry, o.sample_every);
   K3_ASSIGN(const auto engine,
@@ -207,6 +211,9 @@ void AddLimits(CLI::App& app, ServeOptions& o) {
   AddBytes(app, "--max-body", o.body_bytes, "Largest body of a request (default 16 MiB)");
   AddInteger(app, "--drain-timeout", o.drain_s, {0, 3600},
              "Seconds that running requests get to finish after SIGTERM (default 30)");
+  app.add_option("--drift-reference", o.drift_reference,
+                 "Compare with this instead of learning: what GET /alerts/reference gave")
+      ->type_name("FILE");
   AddInteger(app, "--sample-every", o.sample_every, {0, 1 << 20},
              "Look into every Nth pass for the model's metrics; 0: never (default 16)");
 }
