@@ -25,22 +25,22 @@ Json SpreadJson(const LengthSpread& s) {
 }
 
 Json WorkloadJson(const LoadOptions& o) {
-  Json json{{"requests", o.requests}};
+  Json out{{"requests", o.requests}};
   if (o.rate > 0) {
-    json["arrivals"] = {{"poisson_per_s", o.rate}};
+    out["arrivals"] = {{"poisson_per_s", o.rate}};
   } else {
-    json["arrivals"] = {{"users", o.concurrency}, {"ramp_s", o.ramp_s}};
+    out["arrivals"] = {{"users", o.concurrency}, {"ramp_s", o.ramp_s}};
   }
-  json["prompt_tokens"] = SpreadJson(o.prompt);
-  json["answer_tokens"] = SpreadJson(o.answer);
-  json["prefix"] = {
+  out["prompt_tokens"] = SpreadJson(o.prompt);
+  out["answer_tokens"] = SpreadJson(o.answer);
+  out["prefix"] = {
       {"share", o.prefix_share}, {"tokens", o.prefix_tokens}, {"different", o.prefixes}};
-  json["text"] = o.text.empty() ? "random words" : "file";
-  json["seed"] = o.seed;
-  json["temperature"] = o.temperature;
-  json["endpoint"] = o.chat ? "chat" : "completions";
-  json["ignore_eos"] = o.ignore_eos;
-  return json;
+  out["text"] = o.text.empty() ? "random words" : "file";
+  out["seed"] = o.seed;
+  out["temperature"] = o.temperature;
+  out["endpoint"] = o.chat ? "chat" : "completions";
+  out["ignore_eos"] = o.ignore_eos;
+  return out;
 }
 
 bool InSlo(const LoadOptions& o, const LoadSample& s) {
@@ -97,7 +97,7 @@ LoadSummary Summarize(const LoadOptions& o, const LoadRun& run) {
 }
 
 Json SummaryJson(const LoadOptions& o, const LoadSummary& s) {
-  Json json{
+  Json out{
       {"workload", WorkloadJson(o)},
       {"seconds", s.seconds},
       {"requests", {{"sent", s.sent}, {"ok", s.ok}, {"errors", s.errors}}},
@@ -108,18 +108,18 @@ Json SummaryJson(const LoadOptions& o, const LoadSummary& s) {
       {"throughput", {{"requests_per_s", s.requests_per_s()}, {"tokens_per_s", s.tokens_per_s()}}}};
   if (o.slo_ttft_s > 0 || o.slo_tpot_s > 0) {
     const auto limit = [](double v) { return v > 0 ? Json(v) : Json(); };
-    json["goodput"] = {{"slo_ttft_s", limit(o.slo_ttft_s)},
+    out["goodput"] = {{"slo_ttft_s", limit(o.slo_ttft_s)},
                        {"slo_tpot_s", limit(o.slo_tpot_s)},
                        {"requests", s.in_slo},
                        {"requests_per_s", s.goodput_per_s()}};
   }
-  json["ttft_s"] = QuantilesJson(s.ttft);
-  if (s.ttft_shared.count > 0) json["ttft_shared_s"] = QuantilesJson(s.ttft_shared);
-  json["tpot_s"] = QuantilesJson(s.tpot);
-  json["itl_s"] = QuantilesJson(s.itl);
-  json["e2e_s"] = QuantilesJson(s.e2e);
-  json["sent_late_s"] = QuantilesJson(s.late);
-  return json;
+  out["ttft_s"] = QuantilesJson(s.ttft);
+  if (s.ttft_shared.count > 0) out["ttft_shared_s"] = QuantilesJson(s.ttft_shared);
+  out["tpot_s"] = QuantilesJson(s.tpot);
+  out["itl_s"] = QuantilesJson(s.itl);
+  out["e2e_s"] = QuantilesJson(s.e2e);
+  out["sent_late_s"] = QuantilesJson(s.late);
+  return out;
 }
 
 }  // namespace k3::serve

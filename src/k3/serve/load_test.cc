@@ -157,9 +157,9 @@ TEST(Summarize, CountsCompleteAnswersOnly) {
   EXPECT_DOUBLE_EQ(sum.tpot.max, 0.5);
   EXPECT_EQ(sum.itl.count, 6u);
   EXPECT_DOUBLE_EQ(sum.ttft.max, 2);
-  const Json json = SummaryJson(o, sum);
-  EXPECT_EQ(json["requests"]["errors"]["http 429"], 1);
-  EXPECT_EQ(json["goodput"]["requests"], 1);
+  const Json out = SummaryJson(o, sum);
+  EXPECT_EQ(out["requests"]["errors"]["http 429"], 1);
+  EXPECT_EQ(out["goodput"]["requests"], 1);
   EXPECT_TRUE(SummaryJson(o, Summarize(o, {}))["ttft_s"].is_null());
 }
 
