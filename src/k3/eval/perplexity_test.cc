@@ -76,9 +76,15 @@ TEST(Perplexity, ByPositionInDoublingStretches) {
   ASSERT_TRUE(r.ok()) << r.message();
   ASSERT_EQ(r->by_position.size(), 3u);
   const auto& p = r->by_position;
-  EXPECT_EQ(p[0].begin, 0), EXPECT_EQ(p[0].end, 32), EXPECT_EQ(p[0].tokens, 42);
-  EXPECT_EQ(p[1].begin, 32), EXPECT_EQ(p[1].end, 64), EXPECT_EQ(p[1].tokens, 32);
-  EXPECT_EQ(p[2].begin, 64), EXPECT_EQ(p[2].end, 128), EXPECT_EQ(p[2].tokens, 6);
+  EXPECT_EQ(p[0].begin, 0);
+  EXPECT_EQ(p[0].end, 32);
+  EXPECT_EQ(p[0].tokens, 42);
+  EXPECT_EQ(p[1].begin, 32);
+  EXPECT_EQ(p[1].end, 64);
+  EXPECT_EQ(p[1].tokens, 32);
+  EXPECT_EQ(p[2].begin, 64);
+  EXPECT_EQ(p[2].end, 128);
+  EXPECT_EQ(p[2].tokens, 6);
   EXPECT_NEAR(p[0].nats, kHit, 1e-12);
   EXPECT_NEAR(p[1].nats, kMiss, 1e-12);
 }
