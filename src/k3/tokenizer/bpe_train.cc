@@ -31,7 +31,7 @@ struct Candidate {
   }
 };
 
-struct Seen {
+struct PairCount {
   std::int64_t count = 0;
   std::vector<std::uint32_t> words;  // where it stands or stood; some twice
 };
@@ -84,7 +84,7 @@ class Merger {
 
   void Add(Pair pair, std::int64_t count) { pairs_[pair].count += count; }
   void AddSeen(Pair pair, std::uint32_t index) {
-    Seen& seen = pairs_[pair];
+    PairCount& seen = pairs_[pair];
     seen.count += words_[index].count;
     if (seen.words.empty() || seen.words.back() != index) seen.words.push_back(index);
   }
@@ -144,7 +144,7 @@ class Merger {
   std::vector<std::string> tokens_;
   std::unordered_map<std::string, TokenId> ids_;
   std::vector<Word> words_;
-  std::unordered_map<Pair, Seen> pairs_;
+  std::unordered_map<Pair, PairCount> pairs_;
   std::priority_queue<Candidate> queue_;
   std::vector<Pair> grown_;          // by the join that runs
   std::vector<std::size_t> places_;  // of joined tokens in the word at hand
