@@ -5,6 +5,8 @@
 
 #include "commands.h"
 #include "exit_codes.h"
+#include "k3/base/threads.h"
+#include "k3/kernels/cpu/ceiling.h"
 #include "k3/kernels/cpu/isa.h"
 #include "k3/train/ablation.h"
 #include "options.h"
@@ -14,7 +16,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kAblateHelp =
     "PLAN is a TOML file: the config of a base run, arms that change it, seeds, pairs of arms.\n"
     "Every arm and seed is trained on the same rows in the same order. The folder OUT of the plan\n"
     "receives a folder for each run and report.md, report.json and report.svg; a run that fails\n"
@@ -40,6 +42,10 @@ Status Ablate(const AblateOptions& o) {
   AblationLimits limits;
   limits.max_seconds = static_cast<double>(o.max_seconds);
   limits.stop = &Interrupted();
+  {
+    ThreadPool pool(static_cast<int>(UsableCpus()));
+    limits.peak_flop_s = 1e9 * cpu::MeasureProductRate(pool, MathMode::kExact);
+  }
   limits.on_step = [&](const AblationRun& run, const StepReport& r) {
     progress.Show(fmt::format("run {}/{}: {} seed {} loss {:.4f} step", done + 1, wanted, run.arm,
                               run.seed, r.loss),
@@ -65,7 +71,7 @@ Status Ablate(const AblateOptions& o) {
 void AddAblate(CLI::App& root, Action& action) {
   auto o = std::make_shared<AblateOptions>();
   CLI::App* app = root.add_subcommand("ablate", "Train with one change at a time and compare");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kAblateHelp) + kExitCodesHelp);
   app->add_option("PLAN", o->plan, "The TOML file")->required();
   AddInteger(*app, "--max-seconds", o->max_seconds, {0, 1'000'000'000},
              "Stop after this time; 0: no limit");

@@ -24,13 +24,14 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kBenchHelp =
     "Reads prompts of random tokens, then decodes greedily after a prompt of 32. Each figure has\n"
     "one warm-up run that is not counted; given are median, slowest and fastest of the repeats.\n"
     "Only one k3 bench runs on a machine at a time, and none on a busy one without --force.\n"
     "\nExamples:\n"
     "  k3 bench\n"
     "  k3 bench MODEL --profile --threads 1\n"
+    "  k3 bench serve --concurrency 16\n"
     "  k3 bench MODEL --prefill 64,512 --decode 64 --batch 4 --math fast --check 8 --json";
 
 constexpr std::int64_t kDecodePrompt = 32;
@@ -291,7 +292,7 @@ int Run(const BenchOptions& o) {
 void AddBench(CLI::App& root, Action& action) {
   auto o = std::make_shared<BenchOptions>();
   CLI::App* app = root.add_subcommand("bench", "Measure prompt and decoding speed");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kBenchHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
   AddIds(*app, "--prefill", o->prefill, "Prompt lengths (default 128,512)", "length")
       ->type_name("N,..");
@@ -305,7 +306,10 @@ void AddBench(CLI::App& root, Action& action) {
   app->add_flag("--force", o->force, "Measure on a busy machine too");
   app->add_flag("--json", o->json, "Print a JSON object");
   AddEngineOptions(*app, o->engine, true);
-  app->callback([o, &action] { action = [o] { return Run(*o); }; });
+  AddBenchServe(*app, action);
+  app->callback([o, app, &action] {  // called after the one of "bench serve"
+    if (app->get_subcommands().empty()) action = [o] { return Run(*o); };
+  });
 }
 
 }  // namespace k3::app

@@ -23,7 +23,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kChatHelp =
     "Each line is one turn. Models with the family's chat format think first, then answer; others\n"
     "continue the text. tokenizer_config.json may decide with \"chat_format\": \"xtml\" or "
     "\"none\";\n"
@@ -257,7 +257,7 @@ int Run(const ChatCommandOptions& o) {
 void AddChat(CLI::App& root, Action& action) {
   auto o = std::make_shared<ChatCommandOptions>();
   CLI::App* app = root.add_subcommand("chat", "Talk with a model");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kChatHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
   app->add_option("--system", o->system, "System text in front of the conversation")
       ->type_name("TEXT");
@@ -266,7 +266,7 @@ void AddChat(CLI::App& root, Action& action) {
   auto* at_once =
       app->add_flag("--no-thinking", o->no_thinking, "Answer at once, without a think element");
   app->add_option("--effort", o->effort, "How much to think: low, medium, high or max")
-      ->check(CLI::IsMember({"low", "medium", "high", "max"}))
+      ->check(OneOf({"low", "medium", "high", "max"}))
       ->type_name("LEVEL")
       ->excludes(at_once);
   auto* shown = app->add_flag_callback(

@@ -16,7 +16,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kCheckHelp =
     "The model writes a text; that text is then read in one pass, cut, batched, forked, saved and\n"
     "restored, on other thread counts and instruction sets. Exact mode must give the same bits\n"
     "every time, fast mode whenever it is cut on its grid; else a row says FAIL and the exit "
@@ -106,7 +106,7 @@ int Check(const CheckOptions& o) {
 void AddCheck(CLI::App& root, Action& action) {
   auto o = std::make_shared<CheckOptions>();
   CLI::App* app = root.add_subcommand("check", "Prove state handling exact on this machine");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kCheckHelp) + kExitCodesHelp);
   AddModel(*app, o->model);
   AddInteger(*app, "--tokens", o->tokens, {8, 1 << 20}, "Length of the text (default 160)");
   AddInteger(*app, "--threads", o->threads, {0, 1024},

@@ -18,7 +18,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kInfoHelp =
     "The table of ops is made by running a small case of each op on each backend and comparing it\n"
     "with the reference: the figure is the relative difference.\n"
     "\nExamples:\n"
@@ -153,7 +153,7 @@ std::string Text(const Json& info) {
 void AddInfo(CLI::App& root, Action& action) {
   auto json = std::make_shared<bool>(false);
   CLI::App* app = root.add_subcommand("info", "What this build and this machine can do");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kInfoHelp) + kExitCodesHelp);
   app->add_flag("--json", *json, "Print a JSON object");
   app->callback([json, &action] {
     action = [json] {

@@ -15,7 +15,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kInspectHelp =
     "Reads config.json, the index and the headers of the shards; no weights. A folder with only\n"
     "config.json and the index works too, and so does a config file alone.\n"
     "Active parameters are those one token uses: all but the embedding table and the experts that\n"
@@ -175,7 +175,7 @@ int Inspect(const InspectOptions& o) {
 void AddInspect(CLI::App& root, Action& action) {
   auto o = std::make_shared<InspectOptions>();
   CLI::App* app = root.add_subcommand("inspect", "What a model folder holds and proves");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kInspectHelp) + kExitCodesHelp);
   AddModel(*app, o->model);
   auto* json = app->add_flag("--json", o->json, "Print a JSON object");
   app->add_option("--diff", o->other, "Show only how OTHER differs: config, findings, tensors")

@@ -17,7 +17,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kPlanHelp =
     "Bytes of every part at its peak, where each would live, what fits into the memory and what\n"
     "would, and the least time a step can take: bytes moved against this machine's measured read\n"
     "rate, operations against its measured f32 rate. MODEL may be a folder with only config.json,\n"
@@ -54,7 +54,7 @@ Result<std::vector<MemoryPlan>> Sweep(const Inventory& inventory, PlanOptions op
   return plans;
 }
 
-Result<Inventory> Take(const std::string& model) {
+Result<Inventory> TakeWithWarnings(const std::string& model) {
   if (const auto table = cpu::ChooseTable(); !table.ok()) return table.error();
   K3_ASSIGN(const std::string path, ResolveModel(model));
   K3_ASSIGN(Inventory inventory, TakeInventory(path));
@@ -93,7 +93,7 @@ Result<PlanReport> Make(const PlanCommand& o, const Inventory& inventory) {
 }
 
 int Plan(const PlanCommand& o) {
-  const auto inventory = Take(o.engine.model);
+  const auto inventory = TakeWithWarnings(o.engine.model);
   if (!inventory.ok()) return Fail(inventory.error());
   if (const std::int64_t limit = inventory->config.max_positions; o.context > limit) {
     Complain(fmt::format("--context: found {}, expected at most {}, the limit of {}", o.context,
@@ -120,7 +120,7 @@ int Plan(const PlanCommand& o) {
 void AddPlan(CLI::App& root, Action& action) {
   auto o = std::make_shared<PlanCommand>();
   CLI::App* app = root.add_subcommand("plan", "Memory and speed before loading");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kPlanHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
   AddInteger(*app, "--ctx,--context", o->context, {1, std::numeric_limits<std::int32_t>::max()},
              "Tokens of every sequence (default 4096, or the model's limit if that is less)");

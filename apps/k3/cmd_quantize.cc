@@ -22,7 +22,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kQuantizeHelp =
     "Reads a model folder and writes OUT, a new folder in the same layout. The trunk is "
     "attention,\n"
     "dense, latent and shared-expert matrices. Norms, convolutions, decay vectors, routers and "
@@ -201,9 +201,7 @@ void ReadWords(Options& o) {
 void AddFormats(CLI::App& app, Options& o) {
   const auto add = [&](const std::string& part, const std::string& what,
                        const std::vector<std::string>& allowed) {
-    app.add_option("--" + part, o.formats[part], what)
-        ->type_name("FORMAT")
-        ->check(CLI::IsMember(allowed));
+    app.add_option("--" + part, o.formats[part], what)->type_name("FORMAT")->check(OneOf(allowed));
     o.formats[part] = "keep";
   };
   add("trunk", "bf16, fp8-e4m3, int8, mxfp4 or keep (the default)",
@@ -237,7 +235,7 @@ void AddReport(CLI::App& app, Options& o) {
 void AddQuantize(CLI::App& root, Action& action) {
   auto o = std::make_shared<Options>();
   CLI::App* app = root.add_subcommand("quantize", "Write a model in other weight formats");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kQuantizeHelp) + kExitCodesHelp);
   app->add_option("WORDS", o->words, "MODEL OUT; without MODEL the demo model")
       ->expected(0, 2)
       ->type_name("");

@@ -16,16 +16,18 @@
 #include "output.h"
 #include "prompt.h"
 #include "sampling.h"
+#include "signals.h"
 
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kRunHelp =
     "Text goes to standard output as it is generated, everything else to standard error.\n"
     "Temperature, top-p, top-k, min-p and repeat penalty come from generation_config.json where "
     "it\n"
     "says do_sample; otherwise the best token is taken every time. Options override the file.\n"
-    "Ctrl-C once ends the text and keeps what is there, twice ends the program at once.\n"
+    "Ctrl-C once ends the text and keeps what is there, twice ends the program at once. With\n"
+    "--save-state the first one waits for the end of a pass, so that the state is whole.\n"
     "A reader that closes the pipe ends the program with status 1 and no message.\n"
     "\nExamples:\n"
     "  k3 run -p \"Once upon a time\" -n 60\n"
@@ -128,6 +130,8 @@ Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector
     last = text.back();
     return WriteOut(text);
   };
+  // A pass may take minutes. Stopped inside it the state is lost, so one that will be saved waits.
+  if (o.save_state.empty()) engine.exec->cancel = &Interrupted();
   GenerateResult result;
   if (!state.tokens.empty()) {  // an empty prompt of a model without BOS continues to nothing
     K3_ASSIGN(result, Generate(*engine.runner, *engine.tokenizer, state, options, events));
@@ -158,7 +162,7 @@ int Run(const RunOptions& o) {
 void AddRun(CLI::App& root, Action& action) {
   auto o = std::make_shared<RunOptions>();
   CLI::App* app = root.add_subcommand("run", "Continue a prompt");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kRunHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
   AddPromptOptions(*app, o->prompt);
   AddInteger(*app, "-n,--max-tokens", o->max_tokens, {0, kManyTokens},

@@ -27,7 +27,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kServeHelp =
     "Speaks the OpenAI API (/v1/chat/completions, /v1/completions, /v1/models) and Anthropic's\n"
     "(/v1/messages), and shows /health, /ready and /metrics; docs/serve.md has the rest.\n"
     "Listens on this machine only unless --host says otherwise. Keys come from --api-key,\n"
@@ -51,7 +51,7 @@ struct ServeOptions {
   std::int64_t state_memory = 0, cache_memory = -1, spill_memory = kGiB;
   std::int64_t drain_s = 30, sample_every = 16;
   bool no_cache = false, no_speculation = false;
-  std::string key, key_file, name, draft, log_level = "warn";
+  std::string key, key_file, name, draft, log_level = "warn", drift_reference;
 };
 
 void SetUpLog(const std::string& level) {
@@ -111,6 +111,10 @@ Status Serve(const ServeOptions& o, Engine& loaded, Engine* draft, serve::Api& a
   batch.prefill_tokens_per_step = o.engine.prefill_chunk;
   ShareMemory(o, loaded.memory, batch);
   serve::DriftMonitor drift;
+  if (!o.drift_reference.empty()) {
+    K3_ASSIGN(const std::string text, ReadTextFile(o.drift_reference));
+    K3_TRY(drift.LoadReference(text, o.drift_reference));
+  }
   serve::Telemetry telemetry(loaded.model->config().moe.n_experts, &drift);
   serve::ObservedModel observed(*loaded.model, *loaded.exec, telemetry, o.sample_every);
   K3_ASSIGN(const auto engine,
@@ -207,6 +211,9 @@ void AddLimits(CLI::App& app, ServeOptions& o) {
   AddBytes(app, "--max-body", o.body_bytes, "Largest body of a request (default 16 MiB)");
   AddInteger(app, "--drain-timeout", o.drain_s, {0, 3600},
              "Seconds that running requests get to finish after SIGTERM (default 30)");
+  app.add_option("--drift-reference", o.drift_reference,
+                 "Compare with this instead of learning: what GET /alerts/reference gave")
+      ->type_name("FILE");
   AddInteger(app, "--sample-every", o.sample_every, {0, 1 << 20},
              "Look into every Nth pass for the model's metrics; 0: never (default 16)");
 }
@@ -216,7 +223,7 @@ void AddLimits(CLI::App& app, ServeOptions& o) {
 void AddServe(CLI::App& root, Action& action) {
   auto o = std::make_shared<ServeOptions>();
   CLI::App* app = root.add_subcommand("serve", "Answer HTTP requests: OpenAI API, many users");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kServeHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
   app->add_option("--host", o->http.host, "Address to listen on (default 127.0.0.1)")
       ->type_name("HOST");
@@ -236,7 +243,7 @@ void AddServe(CLI::App& root, Action& action) {
   app->add_flag("--strict-model", o->api.strict_model, "Refuse requests that name another model");
   AddLimits(*app, *o);
   app->add_option("--log-level", o->log_level, "debug, info (each request), warn or error")
-      ->check(CLI::IsMember({"debug", "info", "warn", "error"}))
+      ->check(OneOf({"debug", "info", "warn", "error"}))
       ->type_name("LEVEL");
   app->add_flag("--log-prompts", o->api.log_prompts, "Bodies of requests go to the log too (info)");
   AddEngineOptions(*app, o->engine, true);

@@ -11,7 +11,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kTokenizeHelp =
     "Prints the ids on one line, separated by spaces. Any bytes are accepted: what is not UTF-8\n"
     "becomes byte tokens. No BOS is added. --decode prints exactly the bytes of the ids.\n"
     "\nExamples:\n"
@@ -57,7 +57,7 @@ Status Tokenize(const TokenizeOptions& o) {
 void AddTokenize(CLI::App& root, Action& action) {
   auto o = std::make_shared<TokenizeOptions>();
   CLI::App* app = root.add_subcommand("tokenize", "Print the token ids of a text, or the reverse");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kTokenizeHelp) + kExitCodesHelp);
   AddModel(*app, o->model);
   auto* text =
       app->add_option("-p,--prompt", o->text, "Text; \"-\" or no text at all reads standard input")

@@ -17,7 +17,7 @@
 namespace k3::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kTraceHelp =
     "Runs the ids through the model in one pass and writes a safetensors file: tokens, logits "
     "of\n"
     "all positions, per layer inputs, outputs and routing, and the caches after the last token.\n"
@@ -139,7 +139,7 @@ int Trace(const TraceOptions& o) {
 void AddTrace(CLI::App& root, Action& action) {
   auto o = std::make_shared<TraceOptions>();
   CLI::App* app = root.add_subcommand("trace", "Write the intermediate values of one pass");
-  app->footer(std::string(kHelp) + kExitCodesHelp);
+  app->footer(std::string(kTraceHelp) + kExitCodesHelp);
   AddModel(*app, o->engine.model);
   AddIds(*app, "--ids", o->ids, "Token ids")->required();
   app->add_option("--out", o->out, "File to write")->required()->type_name("FILE");

@@ -16,6 +16,7 @@ void AddTokenize(CLI::App& root, Action& action);
 void AddEval(CLI::App& root, Action& action);
 void AddTrace(CLI::App& root, Action& action);
 void AddBench(CLI::App& root, Action& action);
+void AddBenchServe(CLI::App& bench, Action& action);  // called by AddBench
 void AddInspect(CLI::App& root, Action& action);
 void AddPlan(CLI::App& root, Action& action);
 void AddCheck(CLI::App& root, Action& action);

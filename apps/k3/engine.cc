@@ -29,9 +29,9 @@ std::string ProgramFolder() {
   return std::string(program.substr(0, program.rfind('/')));
 }
 
-bool HasConfig(const std::string& dir) {
+bool Exists(const std::string& path) {
   struct stat info = {};
-  return stat((dir + "/config.json").c_str(), &info) == 0;
+  return stat(path.c_str(), &info) == 0;
 }
 
 Status LoadParts(const EngineOptions& options, Engine& engine) {
@@ -63,7 +63,7 @@ void AddEngineOptions(CLI::App& app, EngineOptions& options, bool with_context) 
          "--math", options.math,
          "exact: the same bits for every batch, split and thread count; fast: quicker, on a "
          "fixed grid (default exact)")
-      ->check(CLI::IsMember({"exact", "fast"}))
+      ->check(OneOf({"exact", "fast"}))
       ->type_name("MODE");
   AddInteger(app, "--threads", options.threads, {0, kMaxThreads},
              "Threads to compute with; 0 means all usable processors (default 0)");
@@ -83,7 +83,7 @@ Result<std::string> FindDemoModel() {
   const std::string places[] = {here + "/../../models/k3-books-27m",
                                 here + "/../share/k3/models/k3-books-27m"};
   for (const std::string& place : places) {
-    if (!HasConfig(place)) continue;
+    if (!Exists(place + "/config.json")) continue;
     char* resolved = realpath(place.c_str(), nullptr);
     std::string dir = resolved != nullptr ? resolved : place;
     std::free(resolved);
@@ -109,6 +109,9 @@ std::unique_ptr<Engine> LoadEngine(const EngineOptions& options, int& exit_code)
   }
   const ModelConfig& config = engine->model->config();
   for (const std::string& warning : engine->model->warnings()) Warn(warning);
+  if (const std::string file = engine->dir + "/tokenizer_config.json"; !Exists(file)) {
+    Warn(file + " is missing: control tokens have no names, and no BOS goes in front of text");
+  }
   if (options.ctx > config.max_positions) {
     Complain(fmt::format("--ctx: found {}, expected at most {}, the limit of {}", options.ctx,
                          config.max_positions, engine->dir));

@@ -71,11 +71,14 @@ int Usage(const CLI::App& app, const CLI::ParseError& error) {
     const Status written = WriteOut(out.str());
     return written.ok() ? kExitOk : Fail(written.error());
   }
-  const auto subcommands = app.get_subcommands();
-  const CLI::App& used = subcommands.empty() ? app : *subcommands.front();
-  Complain(error.what() + OptionHint(used));
-  Say(fmt::format("Try: k3 {}--help\n",
-                  subcommands.empty() ? "" : subcommands.front()->get_name() + " "));
+  const CLI::App* used = &app;
+  std::string words;
+  while (!used->get_subcommands().empty()) {
+    used = used->get_subcommands().front();
+    words += used->get_name() + " ";
+  }
+  Complain(UsageWords(error.what()) + OptionHint(*used));
+  Say(fmt::format("Try: k3 {}--help\n", words));
   return kExitUsage;
 }
 
@@ -103,6 +106,7 @@ int Main(int argc, char** argv) {
   AddData(app, action);
   AddTrain(app, action);
   AddAblate(app, action);
+  RefuseEmptyPaths(app);
   if (UnknownCommand(app, argc, argv)) return kExitUsage;
   try {
     app.parse(argc, argv);

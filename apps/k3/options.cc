@@ -123,6 +123,44 @@ CLI::Option* AddSeed(CLI::App& app, std::uint64_t& value) {
       ->type_name("N");
 }
 
+CLI::Validator OneOf(std::vector<std::string> words) {
+  const std::string listed = fmt::format("{{{}}}", fmt::join(words, ","));
+  return CLI::Validator(
+      [words = std::move(words)](std::string& text) {
+        if (std::find(words.begin(), words.end(), text) != words.end()) return std::string();
+        return fmt::format("found \"{}\", expected {}", text, fmt::join(words, " or "));
+      },
+      listed);
+}
+
+void RefuseEmptyPaths(CLI::App& app) {
+  for (CLI::App* sub : app.get_subcommands([](CLI::App*) { return true; })) RefuseEmptyPaths(*sub);
+  for (CLI::Option* option : app.get_options([](CLI::Option*) { return true; })) {
+    const std::string type = option->get_type_name();
+    if (type != "FILE" && type != "DIR") continue;
+    option->check([type](const std::string& text) {
+      return text.empty()
+                 ? fmt::format("found \"\", expected a {}", type == "DIR" ? "folder" : "file")
+                 : std::string();
+    });
+  }
+}
+
+std::string UsageWords(const std::string& what) {
+  const std::size_t colon = what.find(": ");
+  if (colon == what.npos) return what;
+  const std::string option = what.substr(0, colon + 2), rest = what.substr(colon + 2);
+  constexpr std::string_view kOnce = "At Most 1 required but received ", kMissing = "1 required ";
+  if (rest.starts_with(kOnce)) {
+    return fmt::format("{}found {} times, expected once", option, rest.substr(kOnce.size()));
+  }
+  if (rest.starts_with(kMissing) && rest.ends_with(" missing")) {
+    const std::string type = rest.substr(kMissing.size(), rest.rfind(' ') - kMissing.size());
+    return fmt::format("{}found nothing, expected {}", option, type);
+  }
+  return what;
+}
+
 CLI::Option* AddIds(CLI::App& app, const std::string& name, std::optional<std::string>& value,
                     const std::string& help, const std::string& item) {
   return app
@@ -130,6 +168,7 @@ CLI::Option* AddIds(CLI::App& app, const std::string& name, std::optional<std::s
           name,
           [&value, name, item](const std::string& text) {
             // A file's content is bad input, not a bad command line: it is read later.
+            if (text == "@") Refuse(LongName(name), "found \"@\", expected a file behind it");
             if (!text.starts_with('@')) {
               const auto ids = ParseIds(text, item);
               if (!ids.ok()) Refuse(LongName(name), ids.message());

@@ -37,6 +37,16 @@ CLI::Option* AddBytes(CLI::App& app, const std::string& name, std::int64_t& valu
 CLI::Option* AddMemory(CLI::App& app, std::int64_t& value);
 CLI::Option* AddSeed(CLI::App& app, std::uint64_t& value);
 
+/// A check that the value is one of `words`.
+CLI::Validator OneOf(std::vector<std::string> words);
+
+/// Makes an empty value of every option of type FILE or DIR, here and in subcommands, a refusal: it
+/// is a shell variable that was not set, and must not mean "not given".
+void RefuseEmptyPaths(CLI::App& app);
+
+/// What CLI11 says of a missing or repeated value, in our words; any other text as it is.
+std::string UsageWords(const std::string& what);
+
 /// A list of token ids for ParseIds; one given on the command line is checked at once.
 CLI::Option* AddIds(CLI::App& app, const std::string& name, std::optional<std::string>& value,
                     const std::string& help, const std::string& item = "token id");

@@ -52,7 +52,7 @@ BAD_NUMBERS = [
     ("--top-k", "-1"), ("--repeat-penalty", "0"), ("--frequency-penalty", "1e9"),
     ("--presence-penalty", "x"), ("--logit-bias", "x=1"), ("--logit-bias", "1=nan"),
     ("--logit-bias", "1"), ("--prefill-chunk", "0"), ("--math", "loose"), ("--ids", "1,-2"),
-    ("--ids", "1;2"), ("--ids", "99999999999"), ("--ids", "1,,2"), ("--ids", ",1"), ("--stop", ""),
+    ("--ids", "1;2"), ("--ids", "@"), ("--save-state", ""), ("--load-state", ""), ("--ids", "99999999999"), ("--ids", "1,,2"), ("--ids", ",1"), ("--stop", ""),
 ]
 
 
@@ -94,6 +94,17 @@ def test_options_that_exclude_each_other(k3, base):
     k3("run", base, "-p", "a", "--logprobs", 3, code=2)
     k3("run", base, "-p", "a", "--temp", 1, "--temp", 2, code=2)
     k3("eval", base, "chess", "--text", "x", code=2)
+
+
+def test_usage_errors_say_what_was_found_and_expected(k3, base):
+    for args, words in ((["run", base, "-p"], "--prompt: found nothing, expected TEXT"),
+                        (["run", base, "--seed", 1, "--seed", 2], "--seed: found 2 times, expected once"),
+                        (["run", base, "--math", "loose"], 'found "loose", expected exact or fast'),
+                        (["trace", base, "--ids", 1, "--out", ""], '--out: found "", expected a file'),
+                        (["eval", base, "ppl", "--text", ""], '--text: found "", expected a file'),
+                        (["quantize", base, "x", "--trunk", "fp4"], 'found "fp4", expected ')):
+        out = k3(*args, code=2)
+        assert words in out.stderr and out.stdout == ""
 
 
 # --- CL-09: folders
@@ -153,6 +164,15 @@ def test_cl09_good_folders_under_odd_names_work(k3, base, model_copy, tmp_path):
         path.chmod(0o555 if path.is_dir() else 0o444)
     assert k3("run", odd, "-p", "hi", "-n", 8, "--temp", 0).stdout == expected
     odd.chmod(0o755)
+
+
+def test_a_missing_tokenizer_config_is_no_silent_default(k3, demo_model, model_copy):
+    folder = model_copy(demo_model)
+    assert k3("run", folder, "-p", "hi", "-n", 1).stderr == ""
+    (folder / "tokenizer_config.json").unlink()
+    out = k3("run", folder, "-p", "hi", "-n", 1, "--json")
+    assert "tokenizer_config.json is missing" in out.stderr and "BOS" in out.stderr
+    assert len(out.json()["prompt_ids"]) == len(k3("tokenize", folder, "-p", "hi").stdout.split())
 
 
 # --- standard output that goes away

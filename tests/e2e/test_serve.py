@@ -3,7 +3,6 @@
 import concurrent.futures
 import json
 import math
-import os
 import random
 import shutil
 import signal
@@ -265,47 +264,30 @@ def test_timeout_of_a_request(server):
     assert reply.status == 504 and reply.error()["code"] == "timeout"
 
 
-def test_nothing_is_left_after_many_requests(server):
-    """K3_SOAK_REQUESTS=5000 makes this a soak."""
-    rounds = max(1, int(os.environ.get("K3_SOAK_REQUESTS", "160")) // 160)
-    rng = random.Random(3)
+def test_choices_are_the_same_however_they_are_computed(k3_bin, base):
+    """n > 1 with penalties and a form, each on and off, and a second turn: plain against everything
+    at once, with room for two sequences only."""
+    def answers(*options):
+        out = []
+        with serving(k3_bin, base, *options) as s:
+            for bits in range(8):
+                b = {**SHORT, "n": 3, "temperature": 0.8, "seed": 7, "max_tokens": 30,
+                     "messages": [{"role": "user", "content": "one two one two one two " * 20}]}
+                if bits & 1:
+                    b.update(frequency_penalty=0.7, presence_penalty=0.3, repetition_penalty=1.2)
+                if bits & 2:
+                    b["response_format"] = {"type": "json_object"}
+                if bits & 4:
+                    b["messages"] += [{"role": "assistant", "content": "two"},
+                                      {"role": "user", "content": "and then?"}]
+                reply = s.chat(b)
+                assert reply.status == 200, reply
+                out.append([c["message"] for c in reply.json()["choices"]])
+        return out
 
-    def rss():
-        with open(f"/proc/{server.process.pid}/status", encoding="ascii") as f:
-            return next(int(line.split()[1]) for line in f if line.startswith("RssAnon"))
-
-    def one(kind):
-        if kind == 0:  # leaves at some moment
-            s = server.open({**LONG, "max_tokens": 50})
-            time.sleep(rng.random() * 0.05)
-            s.close()
-        elif kind == 1:
-            server.raw(b"POST " + CHAT.encode() + b" HTTP/1.1\r\nContent-Length: 9\r\n"
-                       b"Connection: close\r\n\r\n{bad json", wait=5)
-        elif kind == 2:  # reads nothing for a while
-            s = server.open({**LONG, "max_tokens": 50, "logprobs": True, "top_logprobs": 20})
-            time.sleep(0.05)
-            s.close()
-        elif kind == 3:  # huge limits
-            s = server.open({**SHORT, "max_tokens": 2**31 - 1, "n": 4, "stop": ["x" * 1024] * 16})
-            time.sleep(0.02)
-            s.close()
-        else:
-            reply = server.chat({**SHORT, "cache_prompt": False, "max_tokens": 4})
-            assert reply.status in (200, 429), reply
-
-    def round_of(n):
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            list(pool.map(one, [rng.randrange(8) for _ in range(n)]))
-        assert server.idle(20)
-
-    round_of(80)
-    before = rss()
-    for _ in range(rounds):
-        round_of(160)
-    assert server.metric("k3_http_connections") <= 2
-    assert rss() < before + 30 * 1024, "kilobytes"
-    server.alive()
+    plain = answers("--no-prefix-cache", "--no-speculation")
+    assert any(a != b for a, b, _ in plain), "choices differ"
+    assert answers("--max-running", 2, "--prefill-chunk", 64) == plain
 
 
 # --- metrics
@@ -344,6 +326,40 @@ def test_what_the_model_does_is_shown(server):
     alerts = server.get("/alerts").json()
     assert alerts["alerts"] == []
     assert any(w["signal"] == "completion_tokens" for w in alerts["watched"])
+
+
+def test_decays_are_shown(server):
+    server.chat({**SHORT, "max_tokens": 40})
+    layers = server.get("/v1/k3/telemetry").json()["decay"]
+    assert layers
+    for layer in layers:
+        assert layer["tokens"] > 0
+        # Every channel of every token is in one bucket.
+        assert sum(b["count"] for b in layer["half_life_tokens"]) % layer["tokens"] == 0
+    page = server.get("/metrics").body.decode()
+    values = [[float(line.rsplit(" ", 1)[1]) for line in page.splitlines()
+               if line.startswith(f"k3_decay_half_life_{p}_tokens{{")] for p in ("p10", "p50", "p90")]
+    assert values[0] and all(0 < a <= b <= c for a, b, c in zip(*values))
+
+
+def test_drift_reference_of_another_run(k3_bin, k3, base, tmp_path):
+    file = tmp_path / "reference.json"
+    with serving(k3_bin, base, "--sample-every", 1) as s:
+        assert s.get("/alerts/reference").json()["references"] == []
+        for seed in range(9):  # 512 passes teach the signals of passes
+            s.chat({**SHORT, "seed": seed, "n": 2, "max_tokens": 90, "ignore_eos": True,
+                    "temperature": 1})
+        file.write_bytes(s.get("/alerts/reference").body)
+    learned = {r["signal"] for r in json.loads(file.read_text())["references"]}
+    assert "decay_nats" in learned and "completion_tokens" not in learned
+    with serving(k3_bin, base, "--drift-reference", file) as s:
+        watched = {w["signal"]: w["state"] for w in s.get("/alerts").json()["watched"]}
+        assert watched == dict.fromkeys(learned, "ok")
+    file.write_text('{"references": [{"signal": "x", "stratum": "y", "counts": [1]}]}')
+    done = k3("serve", base, "--port", 0, "--drift-reference", file, code=1)
+    assert f"{file}: references[0]: counts" in done.stderr
+    missing = k3("serve", base, "--port", 0, "--drift-reference", tmp_path / "no", code=1)
+    assert str(tmp_path / "no") in missing.stderr
 
 
 def test_promtool_has_no_complaint(server):

@@ -128,6 +128,25 @@ def test_cl05_a_shard_that_shrinks_is_named(k3_bin, roomy):
     assert str(shard).encode() in err
 
 
+def test_one_long_pass_ends_at_the_first_ctrl_c(k3_bin, roomy, tmp_path):
+    """Reading a prompt and scoring a document look for Ctrl-C inside a pass, and say nothing."""
+    text = tmp_path / "text"
+    text.write_bytes(b"ab " * 20000)
+    for command in (["run", str(roomy), "--ids", ",".join(["5"] * 30000), "--prefill-chunk",
+                     "1048576"],
+                    ["eval", str(roomy), "ppl", "--text", str(text), "--tokens", "60000"]):
+        process = subprocess.Popen([k3_bin, *command], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+        time.sleep(1)
+        assert process.poll() is None, "too short to interrupt"
+        process.send_signal(signal.SIGINT)
+        try:
+            out = process.communicate(timeout=10)
+        finally:
+            process.kill()
+        assert (process.returncode, out) == (130, (b"", b""))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_long_trace_ends_at_the_first_signal(k3_bin, roomy, tmp_path, number):
     out = tmp_path / "t" / "out"

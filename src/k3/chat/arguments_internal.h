@@ -1,4 +1,5 @@
-// The arguments of one tool call, from typed elements to JSON text. Internal to chat.
+// The arguments of one tool call, from typed elements to JSON text, and what counts as none.
+// Internal to chat.
 #pragma once
 
 #include <set>
@@ -6,6 +7,10 @@
 #include <string_view>
 
 namespace k3::chat {
+
+inline bool IsBlank(std::string_view text) {
+  return text.find_first_not_of(" \t\r\n\v\f") == text.npos;
+}
 
 /// Writes one JSON object piece by piece: every function returns what can be sent at once. Strings
 /// stream as they come; other values wait for their end, because they are checked first.

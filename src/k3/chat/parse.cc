@@ -52,8 +52,6 @@ struct Tag {
   std::string_view name, rest;
 };
 
-bool IsBlank(std::string_view text) { return text.find_first_not_of(" \t\r\n\v\f") == text.npos; }
-
 /// How deep a section lies in the message; opening one closes those that are as deep or deeper.
 int Depth(Section s) {
   switch (s) {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "k3/chat/arguments_internal.h"
 #include "k3/chat/attribute.h"
 #include "k3/chat/json_text.h"
 #include "k3/io/json.h"
@@ -14,8 +15,6 @@ namespace k3::chat {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
-
-bool IsBlank(std::string_view text) { return text.find_first_not_of(" \t\r\n\v\f") == text.npos; }
 
 std::string Fill(const std::string& body, std::string_view value) {
   const std::size_t hole = body.find("{}");

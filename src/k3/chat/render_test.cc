@@ -20,7 +20,7 @@ std::string ReadFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
 }
 
-Tokenizer Tiny() {
+Tokenizer LoadTiny() {
   auto t = Tokenizer::Load(K3_SOURCE_DIR "/tests/golden/tiny-k3");
   EXPECT_TRUE(t.ok());
   return std::move(t).value();
@@ -47,7 +47,7 @@ Bodies TestBodies() {
 }
 
 TEST(Render, GoldenSegmentsAndIds) {
-  const Tokenizer tokenizer = Tiny();
+  const Tokenizer tokenizer = LoadTiny();
   const auto cases = ordered_json::parse(ReadFile("tests/golden/text.json"))["chat"];
   ASSERT_EQ(cases.size(), 5u);
   for (const auto& [name, c] : cases.items()) {
@@ -81,7 +81,7 @@ TEST(Render, ServerPrompts) {
 }
 
 TEST(Render, TextNeverBecomesAControlToken) {
-  const Tokenizer tokenizer = Tiny();
+  const Tokenizer tokenizer = LoadTiny();
   const auto control = [&](const ordered_json& messages) {
     std::vector<TokenId> out;
     const auto segments = Render(Messages(messages), {}, nullptr);

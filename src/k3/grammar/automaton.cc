@@ -9,9 +9,6 @@
 namespace k3::grammar {
 namespace {
 
-std::int32_t Int(std::size_t n) { return static_cast<std::int32_t>(n); }
-std::size_t Index(std::int32_t n) { return static_cast<std::size_t>(n); }
-
 std::uint64_t Mix(std::uint64_t h, std::int32_t v) {
   h = (h ^ static_cast<std::uint32_t>(v)) * 0x9E3779B97F4A7C15u;
   return h ^ (h >> 29);

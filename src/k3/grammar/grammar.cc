@@ -9,13 +9,6 @@
 #include "k3/base/check.h"
 
 namespace k3::grammar {
-namespace {
-
-std::int32_t Int(std::size_t n) { return static_cast<std::int32_t>(n); }
-std::size_t Index(std::int32_t n) { return static_cast<std::size_t>(n); }
-
-}  // namespace
-
 GrammarBuilder::GrammarBuilder() : grammar_(std::make_shared<Grammar>()) {
   nodes_.push_back({Op::kSeq, 0, 0});  // Empty
   nodes_.push_back({Op::kAlt, 0, 0});  // Never

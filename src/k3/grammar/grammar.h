@@ -28,6 +28,10 @@ inline constexpr std::size_t kMaxExpressions = 1'000'000;
 /// back (kMaxJsonDepth).
 inline constexpr int kMaxNesting = 64;
 
+/// Numbers of states, rules and edges are 32 bits wide; containers count in size_t.
+inline std::int32_t Int(std::size_t n) { return static_cast<std::int32_t>(n); }
+inline std::size_t Index(std::int32_t n) { return static_cast<std::size_t>(n); }
+
 using Expr = std::int32_t;
 using RuleId = std::int32_t;
 

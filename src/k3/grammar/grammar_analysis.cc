@@ -10,9 +10,6 @@
 namespace k3::grammar {
 namespace {
 
-std::int32_t Int(std::size_t n) { return static_cast<std::int32_t>(n); }
-std::size_t Index(std::int32_t n) { return static_cast<std::size_t>(n); }
-
 /// Edges by target state and calls by called rule, for walking backwards.
 struct Reverse {
   explicit Reverse(const Grammar& g) : by_target(g.n_states()), by_callee(g.n_rules()), from(0) {

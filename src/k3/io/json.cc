@@ -40,8 +40,10 @@ class StrictBuilder : public nlohmann::json_sax<json> {
 
   bool parse_error(std::size_t at, const std::string&, const json::exception& e) override {
     std::string_view why = e.what();
-    // Drop the library's "[json.exception...] parse error at line 1, column 2: " lead.
-    if (const auto colon = why.find(": "); colon != why.npos) why.remove_prefix(colon + 2);
+    // Drop the library's lead: "[json.exception...] ", often "parse error at line 1, column 2: ".
+    if (const auto end = why.find("] "); end != why.npos) why.remove_prefix(end + 2);
+    const auto colon = why.starts_with("parse error") ? why.find(": ") : why.npos;
+    if (colon != why.npos) why.remove_prefix(colon + 2);
     return Fail(fmt::format("not valid JSON at byte {}: {}", at, Printable(why)));
   }
 

@@ -315,6 +315,18 @@ TEST(KdaCheckTest, SizeQueriesAnswerForAnyBatch) {
   EXPECT_GT(k3_kda_backward_workspace(&large, -5.f), std::int64_t{1} << 40);
 }
 
+TEST(KdaCheckTest, SizesFollowThePlan) {
+  k3_kda_batch batch = {64, 1, nullptr, 2, 128};
+  EXPECT_EQ(k3_kda_forward_workspace(&batch, -5.f, K3_KDA_FUSED), 0);
+  EXPECT_EQ(k3_kda_forward_workspace(&batch, 0.f, K3_KDA_RECURRENT), 0);
+  EXPECT_GE(k3_kda_forward_workspace(&batch, -5.f, K3_KDA_SPLIT), 2 * 2 * 28 * 1024);
+  EXPECT_LT(k3_kda_forward_workspace(&batch, -6.f, K3_KDA_FUSED), 0) << "the bound is too low";
+  EXPECT_LT(k3_kda_backward_workspace(&batch, 0.f), 0) << "the softplus form has no backward";
+  EXPECT_GE(k3_kda_backward_workspace(&batch, -5.f), 2 * 2 * 65536);
+  batch.head_dim = 64;
+  EXPECT_LT(k3_kda_forward_workspace(&batch, -5.f, K3_KDA_FUSED), 0);
+}
+
 TEST(KdaCheckTest, EveryStatusHasItsText) {
   for (int status = -1; status <= 6; ++status) {
     const char* text = k3_kda_status_text(static_cast<k3_kda_status>(status));

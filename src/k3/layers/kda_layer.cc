@@ -52,7 +52,7 @@ void Recur(const KdaConfig& c, Exec& exec, KdaArgs args, std::span<const Sequenc
 }  // namespace
 
 void KdaForward(const KdaConfig& c, float rms_eps, const KdaWeights& w, Exec& exec, CMat x,
-                std::span<const SequenceSlice> sequences, Mat y) {
+                std::span<const SequenceSlice> sequences, Mat y, CMat* log_decay) {
   const std::int64_t T = x.dim(0), P = c.width();
   Backend& ops = *exec.ops;
   const Mat q = Stream(c, exec, x, w.q, w.conv_q, sequences, 0);
@@ -65,6 +65,7 @@ void KdaForward(const KdaConfig& c, float rms_eps, const KdaWeights& w, Exec& ex
   ops.Gemm({x, w.f_a, low});
   ops.Gemm({low, w.f_b, g});
   ops.KdaGate({g, w.dt_bias, w.a_log, c.lower_bound, g});
+  if (log_decay != nullptr) *log_decay = g;
   const Mat beta = NewMat(exec, T, c.n_heads);
   ops.Gemm({x, w.b, beta});
   ops.Sigmoid({beta, beta});

@@ -25,8 +25,9 @@ struct KdaWeights {
 
 /// y = KDA(x) for the packed batch x [T, H]; advances the KDA cache of every sequence.
 /// Exact mode recurs token by token; fast mode uses 16-token chunks for the chunks that lie whole
-/// inside a run (SplitOnGrid). Spec section 6.
+/// inside a run (SplitOnGrid). Spec section 6. `log_decay`, when set, receives the logarithms of
+/// the gates [T, P]; they live in the scratch until the caller's mark.
 void KdaForward(const KdaConfig& config, float rms_eps, const KdaWeights& w, Exec& exec, CMat x,
-                std::span<const SequenceSlice> sequences, Mat y);
+                std::span<const SequenceSlice> sequences, Mat y, CMat* log_decay = nullptr);
 
 }  // namespace k3

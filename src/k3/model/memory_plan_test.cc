@@ -14,14 +14,14 @@
 namespace k3 {
 namespace {
 
-const std::string kConfigs = std::string(K3_SOURCE_DIR) + "/tests/configs/";
+const std::string kPlanConfigs = std::string(K3_SOURCE_DIR) + "/tests/configs/";
 constexpr std::int64_t kKdaState = std::int64_t{69} * 96 * 128 * 128 * 4;  // 434 MB
 constexpr std::int64_t kRowBf16 = 27648;                                   // bytes a token
 constexpr std::int64_t kTB = 1'000'000'000'000;
 
 const Inventory& K3() {
   static const Inventory i = [] {
-    auto taken = TakeInventory(kConfigs + "k3-text-config.json");
+    auto taken = TakeInventory(kPlanConfigs + "k3-text-config.json");
     EXPECT_TRUE(taken.ok()) << taken.message();
     return std::move(taken).value();
   }();

@@ -106,8 +106,12 @@ class Pass {
                  std::span<const SequenceSlice> slices, Mat out) {
     const Workspace::Mark mark(exec_.ws);
     switch (c_.attention[static_cast<std::size_t>(i)]) {
-      case AttentionKind::kKda:
-        return KdaForward(c_.kda, c_.rms_eps, w.kda, exec_, x, slices, out);
+      case AttentionKind::kKda: {
+        CMat decay;
+        KdaForward(c_.kda, c_.rms_eps, w.kda, exec_, x, slices, out,
+                   tracer_.on() ? &decay : nullptr);
+        return tracer_.Layer(i, "log_decay", decay);
+      }
       case AttentionKind::kMla:
         return MlaForward(c_.mla, c_.n_heads, w.mla, exec_, x, slices, out);
       case AttentionKind::kGqa:

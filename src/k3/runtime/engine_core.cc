@@ -12,8 +12,6 @@ namespace {
 /// Tokens that must be saved for it to be worth waiting for another request, or a snapshot.
 constexpr std::int64_t kWorthSharing = 16;
 
-double Seconds(EngineClock::duration d) { return std::chrono::duration<double>(d).count(); }
-
 }  // namespace
 
 EngineRequest::EngineRequest() = default;

@@ -19,6 +19,7 @@
 namespace k3 {
 
 using EngineClock = std::chrono::steady_clock;
+inline double Seconds(EngineClock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 /// One request and everything that advances with its tokens.
 struct Sequence {

@@ -13,8 +13,6 @@ namespace {
 /// Scores of a whole prompt are asked for in pieces of about this many numbers.
 constexpr std::int64_t kMostScores = std::int64_t{1} << 22;
 
-double Seconds(EngineClock::duration d) { return std::chrono::duration<double>(d).count(); }
-
 }  // namespace
 
 void EngineCore::Pass() {

@@ -71,11 +71,14 @@ Status Run::Check() {
   return {};
 }
 
-/// Runs the tokens up to `end` and checks that the state moved there.
+/// Runs the tokens up to `end`. A pass that was stopped inside ends the text and is no error.
 Status Run::Forward(std::int64_t end, LogitRows rows) {
   const auto n = static_cast<std::size_t>(end - state_.model.position());
   const SequenceInput input{state_.pending().first(n), &state_.model, rows};
-  return model_.Forward(std::span(&input, 1), logits_);
+  const Status s = model_.Forward(std::span(&input, 1), logits_);
+  if (s.ok() || s.error().code != Code::kCancelled) return s;
+  result_.state_lost = true;
+  return End(FinishReason::kCancelled);
 }
 
 /// Reads all pending tokens but the last piece, which Decode or a later call will read.
@@ -87,6 +90,7 @@ Status Run::Prefill() {
     if (cut >= Length()) break;
     if (Cancelled()) return End(FinishReason::kCancelled);
     K3_TRY(Forward(cut, LogitRows::kNone));
+    if (finished_) return {};
     if (events_.on_prefill) events_.on_prefill(cut - first, Length() - first);
   }
   return {};
@@ -143,6 +147,7 @@ Status Run::Decode() {
     if (Cancelled()) return End(FinishReason::kCancelled);
     const bool reads_prompt = result_.ids.empty();
     K3_TRY(Forward(Length(), LogitRows::kLast));
+    if (finished_) return {};
     if (reads_prompt) result_.prefill_s += SecondsSince(start);
     K3_TRY(Choose(done));
   }

@@ -38,6 +38,7 @@ struct GenerateResult {
   std::vector<SampleResult> tokens;  // with top_logprobs >= 0: one for each id
   std::string matched_stop;          // the stop string that ended it, if one did
   std::int64_t prefill_tokens = 0;   // pending tokens read before the first choice
+  bool state_lost = false;           // kCancelled inside a forward pass, by Exec::cancel
   double prefill_s = 0, decode_s = 0;
 };
 
@@ -54,7 +55,7 @@ struct GenerateEvents {
 /// parts is computed like one that arrives whole. With max_tokens 0 the last piece stays pending.
 /// Generation that fills the context ends with kLength; a prompt that does not fit is an error with
 /// both numbers, before any work. After an error the state must be discarded; after kCancelled it
-/// is whole and may be continued.
+/// is whole and may be continued, unless state_lost.
 Result<GenerateResult> Generate(TokenModel& model, const Tokenizer& tokenizer, SequenceState& state,
                                 const GenerateOptions& options, const GenerateEvents& events = {});
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <vector>
@@ -205,6 +206,23 @@ TEST(Generate, CancellingLeavesAStateThatContinues) {
     const auto rest = Generate(model, ByteTokenizer(), out.state, o);
     ASSERT_TRUE(rest.ok());
     EXPECT_EQ(out.result.text + rest->text, "klmno") << passes;
+  }
+}
+
+TEST(Generate, APassStoppedInsideEndsTheTextAndLosesTheState) {
+  for (int passes = 1; passes <= 5; ++passes) {
+    FakeModel model(After("abcdefghij", "klmno"));
+    int seen = 0;
+    model.on_forward = [&] {
+      if (++seen == passes) model.fail = Error{Code::kCancelled, ""};
+    };
+    GenerateOptions o = Greedy();
+    o.prefill_chunk = 4;
+    const Outcome out = Continue(model, "abcdefghij", o);
+    EXPECT_EQ(out.result.finish, FinishReason::kCancelled) << passes;
+    EXPECT_TRUE(out.result.state_lost) << passes;
+    EXPECT_EQ(out.result.ids.size(), static_cast<std::size_t>(std::max(0, passes - 3))) << passes;
+    EXPECT_EQ(seen, passes);
   }
 }
 

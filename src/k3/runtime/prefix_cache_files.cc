@@ -30,15 +30,15 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kSuffix = ".k3p";
-constexpr std::string_view kMagic("K3SNAP\0\0", 8);
-constexpr std::uint32_t kVersion = 1;
+constexpr std::string_view kFileMagic("K3SNAP\0\0", 8);
+constexpr std::uint32_t kFileVersion = 1;
 
-struct Header {
+struct FileHeader {
   char magic[8];
   std::uint32_t version, whole_only;
   std::uint64_t state_bytes, n_scores;
 };
-static_assert(sizeof(Header) == 32);
+static_assert(sizeof(FileHeader) == 32);
 
 Error Damaged(const std::string& path, std::string_view what) {
   return Error{Code::kCorrupt, fmt::format("{}: snapshot is damaged: {}", path, what)};
@@ -64,8 +64,8 @@ bool PrefixCache::Spill(Node* node) {
   const std::string image = SerializeState(state, model_.fingerprint());
   e.snapshot.state = std::move(state.model);
   const std::vector<float>& scores = e.snapshot.logits;
-  Header header{{}, kVersion, e.snapshot.whole_only ? 1u : 0u, image.size(), scores.size()};
-  std::copy(kMagic.begin(), kMagic.end(), header.magic);
+  FileHeader header{{}, kFileVersion, e.snapshot.whole_only ? 1u : 0u, image.size(), scores.size()};
+  std::copy(kFileMagic.begin(), kFileMagic.end(), header.magic);
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
   bytes += image;
   bytes.append(reinterpret_cast<const char*>(scores.data()), 4 * scores.size());
@@ -103,12 +103,12 @@ Result<Snapshot> PrefixCache::ReadFile(const std::string& path,
   // Read, not mapped: somebody else may cut the file meanwhile.
   K3_ASSIGN(const std::string bytes,
             ReadTextFile(path, static_cast<std::size_t>(options_.spill_bytes)));
-  Header h;
+  FileHeader h;
   std::uint64_t checksum = 0;
   if (bytes.size() < sizeof h + sizeof checksum) return Damaged(path, "it is cut");
   std::memcpy(&h, bytes.data(), sizeof h);
   const std::size_t body = bytes.size() - sizeof h - sizeof checksum;
-  if (std::string_view(h.magic, 8) != kMagic || h.version != kVersion || h.whole_only > 1) {
+  if (std::string_view(h.magic, 8) != kFileMagic || h.version != kFileVersion || h.whole_only > 1) {
     return Damaged(path, "not the header that is expected");
   }
   // Each part is compared with what is left, so no sum can overflow.

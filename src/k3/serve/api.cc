@@ -72,6 +72,7 @@ const std::vector<Api::Route>& Api::Routes() {
       {"/v1/models", "GET", &Api::ModelList, true},
       {"/v1/models/", "GET", &Api::ModelInfo, true},  // and what follows
       {"/v1/embeddings", "POST", &Api::NoEmbeddings, false},
+      {"/tokenizer_info", "GET", &Api::TokenizerInfo, true},
       {"/tokenize", "POST", &Api::Tokenize, true},
       {"/detokenize", "POST", &Api::Detokenize, true},
       {"/apply-template", "POST", &Api::ApplyTemplate, true},
@@ -81,6 +82,7 @@ const std::vector<Api::Route>& Api::Routes() {
       {"/ready", "GET", &Api::Ready, false},
       {"/metrics", "GET", &Api::MetricsPage, false},
       {"/alerts", "GET", &Api::Alerts, true},
+      {"/alerts/reference", "GET", &Api::AlertsReference, true},
       {"/v1/k3/telemetry", "GET", &Api::TelemetryPage, true},
   };
   return routes;

@@ -58,11 +58,13 @@ class Api final : public HttpHandler {
   ApiStatus MetricsPage(Call& call);
   ApiStatus TelemetryPage(Call& call);
   ApiStatus Alerts(Call& call);
+  ApiStatus AlertsReference(Call& call);
   ApiStatus NoEmbeddings(Call& call);
   ApiStatus ChatCompletions(Call& call);
   ApiStatus Completions(Call& call);
   ApiStatus Messages(Call& call);
   ApiStatus CountTokens(Call& call);
+  ApiStatus TokenizerInfo(Call& call);
   ApiStatus Tokenize(Call& call);
   ApiStatus Detokenize(Call& call);
   ApiStatus ApplyTemplate(Call& call);

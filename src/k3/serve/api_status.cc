@@ -109,6 +109,13 @@ ApiStatus Api::TelemetryPage(Call& call) {
   return {};
 }
 
+ApiStatus Api::AlertsReference(Call& call) {
+  const DriftMonitor none;
+  call.out->Send(
+      JsonReply(ReferenceJson(call.model->drift != nullptr ? *call.model->drift : none)));
+  return {};
+}
+
 ApiStatus Api::Alerts(Call& call) {
   DriftMonitor none;
   call.out->Send(JsonReply(AlertsJson(call.model->drift != nullptr ? *call.model->drift : none)));

@@ -445,5 +445,36 @@ TEST(Api, MetricsPageListsWhatHappened) {
   EXPECT_THAT(page, HasSubstr("k3_memory_bytes{component=\"state\"}"));
 }
 
+TEST(Api, TokenizerInfoNamesTheEnds) {
+  Fixture f;
+  const auto answer = f.Call("GET", "/tokenizer_info");
+  ASSERT_EQ(answer->status, 200);
+  const auto info = answer->Json();
+  EXPECT_EQ(info["eos_token"], f.tokenizer.Bytes(test::kEos).value());
+  EXPECT_TRUE(info["bos_token"].is_null());
+  EXPECT_EQ(info["vocab_size"], 261);
+  EXPECT_EQ(info["model_max_length"], 4000);
+}
+
+TEST(FromEngine, GivesEachCodeItsStatus) {
+  struct Case {
+    Code code;
+    int status;
+    const char* word;
+    int retry_after_s;
+  };
+  for (const Case& c :
+       {Case{Code::kInvalidArgument, 400, "", 0}, Case{Code::kUnsupported, 400, "", 0},
+        Case{Code::kResource, 429, "queue_full", 1}, Case{Code::kCancelled, 503, "draining", 5},
+        Case{Code::kNumeric, 500, "numeric_error", 0}, Case{Code::kIo, 500, "", 0},
+        Case{Code::kCorrupt, 500, "", 0}, Case{Code::kNotFound, 500, "", 0}}) {
+    const ApiError e = FromEngine({c.code, "why"});
+    EXPECT_EQ(e.status, c.status);
+    EXPECT_EQ(e.code, c.word);
+    EXPECT_EQ(e.retry_after_s, c.retry_after_s);
+    EXPECT_EQ(e.message, "why");
+  }
+}
+
 }  // namespace
 }  // namespace k3::serve

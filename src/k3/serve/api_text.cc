@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 #include "k3/io/json.h"
@@ -129,6 +130,24 @@ ApiStatus Api::CountTokens(Call& call) {
   Generation g;
   K3_API_TRY(ReadMessages(body, *call.model, true, g));
   SendJson(*call.out, {{"input_tokens", g.prompts.front().size()}});
+  return {};
+}
+
+/// What lm-eval asks before it trusts /tokenize.
+ApiStatus Api::TokenizerInfo(Call& call) {
+  const ServedModel& m = *call.model;
+  const auto name = [&m](std::span<const TokenId> ids) {  // of the first; null when there is none
+    const auto text = ids.empty() ? std::nullopt : m.tokenizer->Bytes(ids.front());
+    return text ? Json(*text) : Json();
+  };
+  std::vector<TokenId> bos, pad;
+  if (m.bos) bos.push_back(*m.bos);
+  if (const auto id = m.tokenizer->SpecialId("[PAD]")) pad.push_back(*id);
+  SendJson(*call.out, {{"bos_token", name(bos)},
+                       {"eos_token", name(m.eos)},
+                       {"pad_token", name(pad)},
+                       {"vocab_size", m.vocab},
+                       {"model_max_length", m.context}});
   return {};
 }
 

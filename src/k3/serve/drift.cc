@@ -1,8 +1,13 @@
 #include "k3/serve/drift.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+
+#include "k3/base/check.h"
+#include "k3/io/json.h"
 
 namespace k3::serve {
 namespace {
@@ -21,7 +26,28 @@ const char* Name(DriftDetector::State s) {
   return "alert";
 }
 
-Json Buckets(const std::vector<double>& counts) {
+/// "counts": kBuckets numbers, not negative, at least one above zero.
+Result<std::vector<double>> ReadCounts(const JsonReader& r, const std::string& where) {
+  const nlohmann::json* list = r.Find("counts");
+  const auto bad = [&where] {
+    return Error{Code::kCorrupt,
+                 fmt::format("{}: counts: expected {} numbers from 0 to 1e12, not all of them 0",
+                             where, DriftDetector::kBuckets)};
+  };
+  if (list == nullptr || !list->is_array() || list->size() != DriftDetector::kBuckets) return bad();
+  std::vector<double> counts;
+  for (const nlohmann::json& n : *list) {
+    if (!n.is_number()) return bad();
+    counts.push_back(n.get<double>());
+    if (!(counts.back() >= 0 && counts.back() <= 1e12)) return bad();
+  }
+  if (!(Sum(counts) > 0)) return bad();
+  return counts;
+}
+
+}  // namespace
+
+Json BucketsJson(const std::vector<double>& counts) {
   Json list = Json::array();
   for (std::size_t i = 0; i < counts.size(); ++i) {
     if (counts[i] > 0) {
@@ -30,8 +56,6 @@ Json Buckets(const std::vector<double>& counts) {
   }
   return list;
 }
-
-}  // namespace
 
 double JensenShannonBits(const std::vector<double>& a, const std::vector<double>& b) {
   const double na = Sum(a), nb = Sum(b);
@@ -60,13 +84,22 @@ double DriftDetector::LowerBound(std::size_t i) {
   return i == 0 ? 0 : std::exp2((static_cast<double>(i) - kZero) / 2);
 }
 
+std::size_t DriftDetector::Bucket(double value) {
+  if (!(value > 0)) return 0;
+  const double place = std::floor(std::log2(value) * 2) + kZero;
+  return static_cast<std::size_t>(std::clamp(place, 0.0, static_cast<double>(kBuckets - 1)));
+}
+
+void DriftDetector::SetReference(std::vector<double> counts) {
+  K3_CHECK(counts.size() == kBuckets, "a reference has one count a bucket");
+  reference_ = std::move(counts);
+  learned_ = options_.reference;
+  state_ = State::kOk;
+}
+
 void DriftDetector::Observe(double value) {
   if (!std::isfinite(value)) return;
-  std::size_t bucket = 0;
-  if (value > 0) {
-    const double place = std::floor(std::log2(value) * 2) + kZero;
-    bucket = static_cast<std::size_t>(std::clamp(place, 0.0, static_cast<double>(kBuckets - 1)));
-  }
+  const std::size_t bucket = Bucket(value);
   if (learned_ < options_.reference) {
     reference_[bucket] += 1;
     if (++learned_ == options_.reference) state_ = State::kOk;
@@ -104,11 +137,50 @@ std::string_view DriftMonitor::PromptStratum(std::int64_t n) {
   return n <= 4096 ? "prompt<=4096" : "prompt>4096";
 }
 
+Status DriftMonitor::LoadReference(std::string_view text, std::string_view where) {
+  K3_ASSIGN(const nlohmann::json file, ParseJson(text, where));
+  if (!file.is_object()) {
+    return Error{Code::kCorrupt, fmt::format("{}: found no object at the root", where)};
+  }
+  const auto list = file.find("references");
+  if (list == file.end() || !list->is_array()) {
+    return Error{Code::kCorrupt, fmt::format("{}: references: expected a list", where)};
+  }
+  std::map<std::pair<std::string, std::string>, std::vector<double>> read;
+  for (const nlohmann::json& row : *list) {
+    const std::string place = fmt::format("{}: references[{}]", where, read.size());
+    if (!row.is_object()) return Error{Code::kCorrupt, place + ": expected an object"};
+    const JsonReader r(row, place);
+    K3_ASSIGN(std::string signal, r.String("signal"));
+    K3_ASSIGN(std::string stratum, r.String("stratum"));
+    K3_ASSIGN(std::vector<double> counts, ReadCounts(r, place));
+    if (!read.emplace(std::pair(std::move(signal), std::move(stratum)), std::move(counts)).second) {
+      return Error{Code::kCorrupt, place + ": this signal and stratum stand there twice"};
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  for (auto& [key, counts] : read) {
+    detectors_.try_emplace(key, options_).first->second.SetReference(std::move(counts));
+  }
+  return {};
+}
+
 std::vector<DriftMonitor::Row> DriftMonitor::rows() const {
   const std::lock_guard lock(mutex_);
   std::vector<Row> out;
   for (const auto& [key, detector] : detectors_) out.push_back({key.first, key.second, detector});
   return out;
+}
+
+Json ReferenceJson(const DriftMonitor& monitor) {
+  Json list = Json::array();
+  for (const DriftMonitor::Row& r : monitor.rows()) {
+    if (r.detector.state() == DriftDetector::State::kLearning) continue;
+    list.push_back(
+        {{"signal", r.signal}, {"stratum", r.stratum}, {"counts", r.detector.reference()}});
+  }
+  return {{"buckets_from", {{"first", 0}, {"bucket_32", 1}, {"steps_an_octave", 2}}},
+          {"references", std::move(list)}};
 }
 
 Json AlertsJson(const DriftMonitor& monitor) {
@@ -123,8 +195,8 @@ Json AlertsJson(const DriftMonitor& monitor) {
       others.push_back(std::move(one));
       continue;
     }
-    one["reference"] = Buckets(r.detector.reference());
-    one["window"] = Buckets(r.detector.last_window());
+    one["reference"] = BucketsJson(r.detector.reference());
+    one["window"] = BucketsJson(r.detector.last_window());
     alerts.push_back(std::move(one));
   }
   return {{"alerts", std::move(alerts)}, {"watched", std::move(others)}};

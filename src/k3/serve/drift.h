@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "k3/base/status.h"
 #include "k3/serve/json_out.h"
 
 namespace k3::serve {
@@ -45,6 +46,10 @@ class DriftDetector {
   const std::vector<double>& last_window() const { return last_; }
   /// The lower bound of bucket i: 2^((i - kZero) / 2); bucket 0 has everything below.
   static double LowerBound(std::size_t i);
+  static std::size_t Bucket(double value);
+
+  /// Counts of another time instead of learning; kBuckets of them, at least one above zero.
+  void SetReference(std::vector<double> counts);
 
   static constexpr std::size_t kBuckets = 64;
   static constexpr int kZero = 32;
@@ -76,11 +81,21 @@ class DriftMonitor {
   };
   std::vector<Row> rows() const;
 
+  /// What ReferenceJson of another run gave. Signals that it does not have are learned. Call before
+  /// the first Observe; an error names the file's place and changes nothing.
+  Status LoadReference(std::string_view json, std::string_view where);
+
  private:
   const DriftOptions options_;
   mutable std::mutex mutex_;
   std::map<std::pair<std::string, std::string>, DriftDetector, std::less<>> detectors_;  // guarded
 };
+
+/// Bucket by bucket, empty ones left out: [{"from": LowerBound, "count": n}].
+Json BucketsJson(const std::vector<double>& counts);
+
+/// The references that are complete, for LoadReference.
+Json ReferenceJson(const DriftMonitor& monitor);
 
 /// For /v1/k3/alerts: the alerts first, each with the two histograms that differ.
 Json AlertsJson(const DriftMonitor& monitor);

@@ -84,5 +84,49 @@ TEST(Drift, AlertsComeWithTheirHistograms) {
   EXPECT_EQ(j["alerts"][0]["window"][0]["count"], 32);
 }
 
+TEST(Drift, ReferencesOfAnotherRunReplaceLearning) {
+  DriftOptions o;
+  o.reference = 64;
+  o.window = 32;
+  DriftMonitor before(o), after(o);
+  for (int i = 0; i < 64; ++i) before.Observe("length", "all", 4);
+  for (int i = 0; i < 63; ++i) before.Observe("unfinished", "all", 4);
+  const std::string file = Dump(ReferenceJson(before));
+  const Status loaded = after.LoadReference(file, "ref.json");
+  ASSERT_TRUE(loaded.ok()) << loaded.message();
+  ASSERT_EQ(after.rows().size(), 1u);
+  for (int i = 0; i < 96; ++i) after.Observe("length", "all", 400);
+  EXPECT_EQ(after.rows()[0].detector.state(), DriftDetector::State::kAlert);
+  EXPECT_EQ(Dump(ReferenceJson(after)), file);
+}
+
+TEST(Drift, BrokenReferencesAreRefusedByPlace) {
+  const auto message = [](const std::string& text) {
+    DriftMonitor m;
+    const Status s = m.LoadReference(text, "ref.json");
+    EXPECT_TRUE(m.rows().empty());
+    return s.ok() ? std::string("accepted") : s.message();
+  };
+  const auto row = [](const std::string& counts) {
+    return R"({"references":[{"signal":"a","stratum":"b","counts":)" + counts + "}]}";
+  };
+  std::string zeros = "[0", some = "[1";
+  for (int i = 1; i < 64; ++i) zeros += ",0", some += ",0";
+  zeros += "]", some += "]";
+  EXPECT_EQ(message("[]"), "ref.json: found no object at the root");
+  EXPECT_EQ(message("{}"), "ref.json: references: expected a list");
+  EXPECT_EQ(message(R"({"references":[1]})"), "ref.json: references[0]: expected an object");
+  for (const std::string& counts :
+       {zeros, std::string("[1]"), std::string("null"), "[-1" + some.substr(2),
+        "[1e300" + some.substr(2), "[\"1\"" + some.substr(2)}) {
+    EXPECT_NE(message(row(counts)).find("references[0]: counts: expected 64"), std::string::npos)
+        << counts;
+  }
+  const std::string one = row(some), two = one.substr(15, one.size() - 17);
+  EXPECT_NE(message(R"({"references":[)" + two + "," + two + "]}").find("twice"),
+            std::string::npos);
+  EXPECT_NE(message("{").find("ref.json"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace k3::serve

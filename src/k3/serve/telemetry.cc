@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <numbers>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -69,7 +70,10 @@ void Telemetry::BeginPass() {
   if (drift_ != nullptr && pass_tokens_ > 0) {
     drift_->Observe("router_weight_entropy_bits", "all", pass_entropy_ / pass_tokens_);
   }
-  pass_entropy_ = pass_tokens_ = 0;
+  if (drift_ != nullptr && pass_gates_ > 0) {
+    drift_->Observe("decay_nats", "all", pass_decay_ / pass_gates_);
+  }
+  pass_entropy_ = pass_tokens_ = pass_decay_ = pass_gates_ = 0;
 }
 
 void Telemetry::Record(std::string_view name, const TensorRef& value) {
@@ -80,6 +84,8 @@ void Telemetry::Record(std::string_view name, const TensorRef& value) {
     if (value.dtype == DType::kI32) Experts(*layer, value);
   } else if (const auto weighted = LayerOf(name, ".expert_weights")) {
     if (value.dtype == DType::kF32) Weights(*weighted, value);
+  } else if (const auto decaying = LayerOf(name, ".log_decay")) {
+    if (value.dtype == DType::kF32) Decays(*decaying, value);
   } else if (name.starts_with(kDepth) && value.dtype == DType::kF32) {
     Depth(name.substr(kDepth.size()), value);
   }
@@ -119,6 +125,29 @@ void Telemetry::Weights(std::size_t layer, const TensorRef& value) {
     layers_[layer].entropy_now += bits;
     pass_entropy_ += bits;
     pass_tokens_ += 1;
+  }
+}
+
+/// A few tokens of the pass: each has hundreds of channels.
+void Telemetry::Decays(std::size_t layer, const TensorRef& value) {
+  if (layer >= decays_.size()) decays_.resize(layer + 1);
+  Decay& d = decays_[layer];
+  d.now.resize(DriftDetector::kBuckets);
+  if (d.tokens_now >= kWindow) {
+    d.before = std::exchange(d.now, std::vector<double>(d.now.size()));
+    d.tokens_before = std::exchange(d.tokens_now, 0);
+  }
+  const std::int64_t tokens = value.shape[0], width = value.shape[1];
+  const std::int64_t step = (tokens + kDecayTokens - 1) / kDecayTokens;
+  for (std::int64_t t = 0; t < tokens; t += step) {
+    for (std::int64_t i = 0; i < width; ++i) {
+      const double nats = -static_cast<double>(Load<float>(value, t * width + i));
+      if (!(nats >= 0)) continue;  // not a number
+      d.now[DriftDetector::Bucket(std::numbers::ln2 / std::max(nats, 1e-30))] += 1;
+      pass_decay_ += nats;
+      pass_gates_ += 1;
+    }
+    d.tokens_now += 1;
   }
 }
 
@@ -163,11 +192,28 @@ TelemetryView Telemetry::view() const {
     for (double& w : d.mean) w /= std::max(d.tokens, 1.0);
     v.depth.push_back(std::move(d));
   }
+  for (std::size_t i = 0; i < decays_.size(); ++i) {
+    const Decay& d = decays_[i];
+    if (d.now.empty()) continue;
+    v.decay.push_back(
+        {static_cast<std::int64_t>(i), Sum(d.now, d.before), d.tokens_now + d.tokens_before});
+  }
   return v;
 }
 
+double DecaySpread::quantile(double p) const {
+  const double sum = std::accumulate(counts.begin(), counts.end(), 0.0);
+  double below = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    below += counts[i];
+    // The middle of the bucket, which is half an octave wide.
+    if (counts[i] > 0 && below >= p * sum) return DriftDetector::LowerBound(i) * std::exp2(0.25);
+  }
+  return 0;
+}
+
 Json TelemetryJson(const TelemetryView& v) {
-  Json experts = Json::array(), depth = Json::array();
+  Json experts = Json::array(), depth = Json::array(), decay = Json::array();
   for (const ExpertLoad& e : v.experts) {
     experts.push_back({{"layer", e.layer},
                        {"tokens", e.tokens},
@@ -182,8 +228,13 @@ Json TelemetryJson(const TelemetryView& v) {
   for (const DepthWeights& d : v.depth) {
     depth.push_back({{"site", d.site}, {"tokens", d.tokens}, {"mean", d.mean}});
   }
+  for (const DecaySpread& d : v.decay) {
+    decay.push_back(
+        {{"layer", d.layer}, {"tokens", d.tokens}, {"half_life_tokens", BucketsJson(d.counts)}});
+  }
   return {{"sampled_passes", v.sampled_passes},
           {"experts", std::move(experts)},
+          {"decay", std::move(decay)},
           {"depth_weights", std::move(depth)}};
 }
 

@@ -38,9 +38,22 @@ struct DepthWeights {
   double tokens = 0;
 };
 
+/// How fast the channels of one KDA layer forget, over a window of sampled tokens: half-lives in
+/// tokens, ln 2 / -log_decay, counted in the buckets of DriftDetector.
+struct DecaySpread {
+  std::int64_t layer = 0;
+  std::vector<double> counts;
+  double tokens = 0;
+
+  /// The half-life that a share `p` of tokens and channels stays below, to within half an octave;
+  /// 0 without tokens.
+  double quantile(double p) const;
+};
+
 struct TelemetryView {
   std::vector<ExpertLoad> experts;
   std::vector<DepthWeights> depth;
+  std::vector<DecaySpread> decay;
   std::uint64_t sampled_passes = 0;
 };
 
@@ -49,8 +62,10 @@ struct TelemetryView {
 class Telemetry final : public TraceSink {
  public:
   static constexpr double kWindow = 4096;
+  static constexpr std::int64_t kDecayTokens = 32;  // of a pass that are looked at for decays
 
-  /// `drift` may be null; it is told the mean entropy of the expert weights of each sampled pass.
+  /// `drift` may be null; it is told the mean entropy of the expert weights and the mean of
+  /// -log_decay of each sampled pass.
   explicit Telemetry(std::int64_t n_experts, DriftMonitor* drift = nullptr)
       : n_experts_(n_experts), drift_(drift) {}
 
@@ -70,6 +85,11 @@ class Telemetry final : public TraceSink {
     std::vector<double> now, before;  // sums
     double tokens_now = 0, tokens_before = 0;
   };
+  struct Decay {
+    std::vector<double> now, before;  // counts
+    double tokens_now = 0, tokens_before = 0;
+  };
+  void Decays(std::size_t layer, const TensorRef& value);
   void Experts(std::size_t layer, const TensorRef& value);
   void Weights(std::size_t layer, const TensorRef& value);
   void Depth(std::string_view site, const TensorRef& value);
@@ -79,8 +99,10 @@ class Telemetry final : public TraceSink {
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Layer> layers_;
   std::vector<Site> sites_;
+  std::vector<Decay> decays_;  // by layer; empty counts: not KDA
   std::uint64_t passes_ = 0;
   double pass_entropy_ = 0, pass_tokens_ = 0;  // of this pass, all layers
+  double pass_decay_ = 0, pass_gates_ = 0;
 };
 
 /// A model whose every `every`-th pass is looked into. Costs a few memory reads for each such pass.

@@ -79,6 +79,15 @@ std::vector<prometheus::MetricFamily> TelemetryFamilies(const TelemetryView& v) 
         [](const DepthWeights& d) { return d.mean.empty() ? 0 : d.mean.back(); });
   depth("k3_depth_weight_entropy_ratio",
         "Entropy of the mean weights over depth over that of even ones", DepthEntropy);
+  const auto decay = [&](const char* name, const char* help, double share) {
+    Grouped<DecaySpread>(
+        f, name, help, "layers", v.decay,
+        [](const DecaySpread& d) { return fmt::to_string(d.layer); },
+        [share](const DecaySpread& d) { return d.quantile(share); });
+  };
+  decay("k3_decay_half_life_p10_tokens", "KDA: a tenth of tokens and channels forget faster", 0.1);
+  decay("k3_decay_half_life_p50_tokens", "KDA: half of tokens and channels forget faster", 0.5);
+  decay("k3_decay_half_life_p90_tokens", "KDA: nine tenths of them forget faster", 0.9);
   return std::move(f.list);
 }
 

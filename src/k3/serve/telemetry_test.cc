@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "k3/serve/engine_metrics.h"
 
 namespace k3::serve {
@@ -46,6 +48,36 @@ TEST(Telemetry, OldTokensLeaveTheWindow) {
   EXPECT_EQ(t.view().experts[0].dead(), 1);
   for (int i = 0; i < 3; ++i) t.Record("layer.0.expert_idx", Ref(ones, 1));
   EXPECT_EQ(t.view().experts[0].load[0], 0);
+}
+
+TEST(Telemetry, HalfLivesOfDecays) {
+  DriftOptions o;
+  o.reference = 1;
+  DriftMonitor drift(o);
+  Telemetry t(0, &drift);
+  // ln 2 / 3, 8 and for ever; a value that is not a number counts nowhere.
+  const float fast = -3, slow = -0.0866434f, none = 0, nan = std::nanf("");
+  t.BeginPass();
+  t.Record("layer.2.log_decay", Ref(std::vector<float>{fast, slow, slow, none, slow, nan}, 3));
+  const TelemetryView v = t.view();
+  ASSERT_EQ(v.decay.size(), 1u);
+  EXPECT_EQ(v.decay[0].layer, 2);
+  EXPECT_EQ(v.decay[0].tokens, 2);
+  EXPECT_NEAR(v.decay[0].quantile(0.1), std::log(2.0) / 3, 0.05);
+  EXPECT_NEAR(v.decay[0].quantile(0.5), 8, 2);
+  EXPECT_GT(v.decay[0].quantile(0.99), 1e4);
+  EXPECT_EQ(DecaySpread{}.quantile(0.5), 0);
+  EXPECT_EQ(TelemetryJson(v)["decay"][0]["half_life_tokens"].size(), 3u);
+  t.BeginPass();  // the mean of the pass goes to the monitor
+  ASSERT_EQ(drift.rows().size(), 1u);
+  EXPECT_EQ(drift.rows()[0].signal, "decay_nats");
+  EXPECT_EQ(drift.rows()[0].detector.state(), DriftDetector::State::kOk);
+}
+
+TEST(Telemetry, LooksAtFewTokensOfALongPass) {
+  Telemetry t(0);
+  t.Record("layer.0.log_decay", Ref(std::vector<float>(512, -1), 1));
+  EXPECT_EQ(t.view().decay[0].tokens, Telemetry::kDecayTokens);
 }
 
 TEST(Telemetry, DepthWeights) {

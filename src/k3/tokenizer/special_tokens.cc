@@ -14,7 +14,7 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kMaxDepth = 64;
 
-Error Corrupt(std::string_view where, const std::string& what) {
+Error BadConfig(std::string_view where, const std::string& what) {
   return Error{Code::kCorrupt, fmt::format("{}: {}", where, what)};
 }
 
@@ -71,11 +71,12 @@ class Guard : public nlohmann::json_sax<Json> {
 Result<Json> ParseJson(std::string_view text, std::string_view where) {
   Guard guard;
   // The library takes a NUL byte for the end of the text.
-  if (text.find('\0') != text.npos) return Corrupt(where, "not valid JSON: a NUL byte");
-  if (!Json::sax_parse(text, &guard)) return Corrupt(where, guard.problem);
+  if (text.find('\0') != text.npos) return BadConfig(where, "not valid JSON: a NUL byte");
+  if (!Json::sax_parse(text, &guard)) return BadConfig(where, guard.problem);
   Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) {
-    return Corrupt(where, fmt::format("found {} at the top, expected an object", json.type_name()));
+    return BadConfig(where,
+                     fmt::format("found {} at the top, expected an object", json.type_name()));
   }
   return json;
 }
@@ -87,18 +88,18 @@ Status ReadName(const std::string& key, const Json& entry, std::size_t n_ranks,
   const char* end = key.data() + key.size();
   const auto [stop, error] = std::from_chars(key.data(), end, id);
   if (error != std::errc() || stop != end || (key.size() > 1 && key[0] == '0')) {
-    return Corrupt(where, at + " is not a token id");
+    return BadConfig(where, at + " is not a token id");
   }
   if (id < n_ranks || id - n_ranks >= kSpecialTokens) {
-    return Corrupt(where, fmt::format("{} is outside the control tokens {}..{} behind the ranks",
-                                      at, n_ranks, n_ranks + kSpecialTokens - 1));
+    return BadConfig(where, fmt::format("{} is outside the control tokens {}..{} behind the ranks",
+                                        at, n_ranks, n_ranks + kSpecialTokens - 1));
   }
   const auto content = entry.is_object() ? entry.find("content") : entry.end();
   if (content == entry.end() || !content->is_string()) {
-    return Corrupt(where, at + " has no text \"content\"");
+    return BadConfig(where, at + " has no text \"content\"");
   }
   const auto& name = content->get_ref<const std::string&>();
-  if (name.empty()) return Corrupt(where, at + " has an empty \"content\"");
+  if (name.empty()) return BadConfig(where, at + " has an empty \"content\"");
   out.names[id - n_ranks] = name;
   return {};
 }
@@ -112,13 +113,13 @@ Result<SpecialTokens> ParseSpecialTokens(std::string_view config, std::size_t n_
   if (!config.empty()) {
     K3_ASSIGN(const Json json, ParseJson(config, where));
     if (const auto it = json.find("added_tokens_decoder"); it != json.end() && !it->is_null()) {
-      if (!it->is_object()) return Corrupt(where, "added_tokens_decoder is not an object");
+      if (!it->is_object()) return BadConfig(where, "added_tokens_decoder is not an object");
       for (const auto& [key, entry] : it->items()) {
         K3_TRY(ReadName(key, entry, n_ranks, where, out));
       }
     }
     if (const auto it = json.find("add_bos_token"); it != json.end() && !it->is_null()) {
-      if (!it->is_boolean()) return Corrupt(where, "add_bos_token is not true or false");
+      if (!it->is_boolean()) return BadConfig(where, "add_bos_token is not true or false");
       out.add_bos = it->get<bool>();
     }
   }
@@ -127,7 +128,7 @@ Result<SpecialTokens> ParseSpecialTokens(std::string_view config, std::size_t n_
     std::string& name = out.names[i];
     if (name.empty()) name = fmt::format("<|reserved_token_{}|>", n_ranks + i);
     if (!seen.insert(name).second) {
-      return Corrupt(where, fmt::format("two control tokens are named {}", Shown(name)));
+      return BadConfig(where, fmt::format("two control tokens are named {}", Shown(name)));
     }
   }
   return out;

@@ -4,9 +4,7 @@
 namespace k3::grad::testing {
 namespace {
 
-double Sig(double x) { return 1 / (1 + std::exp(-x)); }
 using Doubles = std::vector<double>;
-std::size_t U(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 TEST(GradientCheck, ShortConv) {
   constexpr std::int64_t P = 35, k = 4, T = 8, kTail = (k - 1) * P;

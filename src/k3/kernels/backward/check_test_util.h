@@ -15,6 +15,9 @@
 
 namespace k3::grad::testing {
 
+inline double Sig(double x) { return 1 / (1 + std::exp(-x)); }
+inline std::size_t U(std::int64_t i) { return static_cast<std::size_t>(i); }
+
 inline ThreadPool& Pool() {
   static ThreadPool pool(2);
   return pool;

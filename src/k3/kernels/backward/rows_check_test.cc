@@ -5,11 +5,9 @@
 namespace k3::grad::testing {
 namespace {
 
-double Sig(double x) { return 1 / (1 + std::exp(-x)); }
 using Doubles = std::vector<double>;
 
 constexpr std::int64_t T = 5, D = 12;
-std::size_t U(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 TEST(GradientCheck, RmsNorm) {
   Rng rng(1);
