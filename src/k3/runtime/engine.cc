@@ -125,8 +125,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(TokenModel& model, const EngineOp
   auto core = std::make_unique<EngineCore>(model, options, std::move(cache), draft);
   if (core->capacity(1) < 1) {
     return Error{Code::kInvalidArgument,
-                 fmt::format("state_bytes: found {}, which is not enough for one sequence",
-                             options.state_bytes)};
+                 fmt::format("{} bytes for states are not enough for one sequence", options.state_bytes)};
   }
   auto impl = std::make_unique<Impl>(std::move(core));
   impl->max_waiting = options.max_waiting;
