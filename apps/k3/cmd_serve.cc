@@ -214,7 +214,8 @@ void AddLimits(CLI::App& app, ServeOptions& o) {
   AddBytes(app, "--cache-memory", o.cache_memory,
            "For the prefix cache (default: an eighth of --memory, at most 1 GiB)");
   app.add_flag("--no-prefix-cache", o.no_cache, "Read every prompt from its start");
-  app.add_option("--spill-dir", o.batch.spill_dir, "Keep evicted snapshots in this folder, which has to exist")
+  app.add_option("--spill-dir", o.batch.spill_dir,
+                 "Keep evicted snapshots in this folder, which has to exist")
       ->type_name("DIR");
   AddBytes(app, "--spill-memory", o.spill_memory, "Most bytes there (default 1 GiB)");
   app.add_flag("--no-speculation", o.no_speculation, "Never guess several tokens ahead");
