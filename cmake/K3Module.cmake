@@ -39,7 +39,7 @@ function(k3_library)
   target_include_directories(k3 PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/src>
     $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
   target_link_libraries(k3 PUBLIC Threads::Threads fmt::fmt nlohmann_json::nlohmann_json
-    PRIVATE spdlog::spdlog prometheus-cpp-core $<BUILD_INTERFACE:k3_options>)
+    PRIVATE spdlog::spdlog prometheus-cpp-core z bz2 lzma zstd $<BUILD_INTERFACE:k3_options>)
   if(K3_CUDA)
     target_sources(k3 PRIVATE $<TARGET_OBJECTS:k3_cuda>)
     target_link_libraries(k3 PRIVATE CUDA::cudart_static)

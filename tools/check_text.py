@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the words in all tracked text files: no absolute paths of one machine, no notes to self.
+"""Checks all tracked text files: no absolute paths of one machine, no notes to self, no two decisions
+(docs/adr) of one number.
 
 usage: check_text.py [ROOT]
 """
@@ -42,6 +43,14 @@ def check_file(path, root):
         yield f"{name}: {len(lines)} lines, at most {MAX_LINES}"
 
 
+def check_decisions(files, root):
+    taken = {}
+    for path in sorted(p for p in files if p.parent == root / "docs" / "adr"):
+        first = taken.setdefault(path.name[:4], path)
+        if first != path:
+            yield f"{path.relative_to(root)}: number {path.name[:4]} is also that of {first.name}"
+
+
 def main(arguments):
     root = pathlib.Path(arguments[0] if arguments else __file__).resolve()
     root = root if root.is_dir() else root.parent.parent
@@ -50,6 +59,7 @@ def main(arguments):
         return 77
     files = [p for p in tracked_files(root) if p.is_file() and not p.is_symlink()]
     complaints = [c for path in files for c in check_file(path, root)]
+    complaints += check_decisions(files, root)
     for complaint in complaints:
         print(complaint)
     print(f"check_text: {len(files)} files, {len(complaints)} complaints")

@@ -5,6 +5,8 @@
 
 #include "commands.h"
 #include "exit_codes.h"
+#include "k3/base/threads.h"
+#include "k3/kernels/cpu/ceiling.h"
 #include "k3/kernels/cpu/isa.h"
 #include "k3/train/ablation.h"
 #include "options.h"
@@ -40,6 +42,10 @@ Status Ablate(const AblateOptions& o) {
   AblationLimits limits;
   limits.max_seconds = static_cast<double>(o.max_seconds);
   limits.stop = &Interrupted();
+  {
+    ThreadPool pool(static_cast<int>(UsableCpus()));
+    limits.peak_flop_s = 1e9 * cpu::MeasureProductRate(pool, MathMode::kExact);
+  }
   limits.on_step = [&](const AblationRun& run, const StepReport& r) {
     progress.Show(fmt::format("run {}/{}: {} seed {} loss {:.4f} step", done + 1, wanted, run.arm,
                               run.seed, r.loss),

@@ -22,17 +22,19 @@ constexpr const char* kEvalHelp =
     "Each document is BOS and its first --tokens tokens; those tokens are scored (without a BOS\n"
     "token all but the first). The mean is over documents; bits per byte are over all scored "
     "text.\n"
-    "Empty documents do not count.\n"
+    "Empty documents do not count. --by-position tells the mean by distance from the start, in\n"
+    "doubling stretches: past the length a model was trained on it shows what it does there.\n"
     "\nExamples:\n"
     "  k3 eval ppl --text books.txt --docs 8 --tokens 512\n"
-    "  k3 eval MODEL ppl --text books.txt --json";
+    "  k3 eval MODEL ppl --text books.txt --json\n"
+    "  k3 eval MODEL ppl --text books.txt --tokens 8192 --by-position";
 
 struct EvalOptions {
   EngineOptions engine;
   std::vector<std::string> words;  // [MODEL] TASK
   std::string text;
   std::int64_t docs = 0, tokens = 512;
-  bool json = false;
+  bool json = false, by_position = false;
 };
 
 Json ReportJson(const EvalOptions& o, const Engine& engine, const PerplexityResult& r) {
@@ -49,17 +51,37 @@ Json ReportJson(const EvalOptions& o, const Engine& engine, const PerplexityResu
          {"bits_per_byte", r.bits_per_byte},
          {"documents", std::move(documents)}};
   if (std::isfinite(r.stderr_nats)) j["stderr_nats"] = r.stderr_nats;
+  if (o.by_position) {
+    Json places = Json::array();
+    for (const PositionScore& p : r.by_position) {
+      if (p.tokens == 0) continue;
+      places.push_back(
+          {{"begin", p.begin}, {"end", p.end}, {"tokens", p.tokens}, {"nats", p.nats}});
+    }
+    j["by_position"] = std::move(places);
+  }
   return j;
 }
 
-std::string ReportText(const PerplexityResult& r) {
+std::string PositionText(const PerplexityResult& r) {
+  std::string text = "\n  from     to    tokens    nats/token\n";
+  for (const PositionScore& p : r.by_position) {
+    if (p.tokens == 0) continue;
+    text += fmt::format("{:6} {:6} {:9} {:13.4f}\n", p.begin, p.end, p.tokens, p.nats);
+  }
+  return text;
+}
+
+std::string ReportText(const EvalOptions& o, const PerplexityResult& r) {
   std::int64_t tokens = 0;
   for (const DocumentScore& d : r.documents) tokens += d.tokens;
   const std::string spread =
       std::isfinite(r.stderr_nats) ? fmt::format(" +- {:.4f}", r.stderr_nats) : "";
   return fmt::format(
-      "nats/token     {:.4f}{}\nbits/byte      {:.4f}\ndocuments      {}\ntokens scored  {}\n",
-      r.mean_nats, spread, r.bits_per_byte, r.documents.size(), tokens);
+             "nats/token     {:.4f}{}\nbits/byte      {:.4f}\ndocuments      {}\ntokens scored  "
+             "{}\n",
+             r.mean_nats, spread, r.bits_per_byte, r.documents.size(), tokens) +
+         (o.by_position ? PositionText(r) : "");
 }
 
 int Ppl(const EvalOptions& o) {
@@ -85,7 +107,7 @@ int Ppl(const EvalOptions& o) {
     Warn(fmt::format("{}: {} documents were asked for, {} have text", o.text, o.docs, found));
   }
   const Status written =
-      WriteOut(o.json ? JsonText(ReportJson(o, *engine, *result)) : ReportText(*result));
+      WriteOut(o.json ? JsonText(ReportJson(o, *engine, *result)) : ReportText(o, *result));
   return written.ok() ? kExitOk : Fail(written.error());
 }
 
@@ -122,6 +144,7 @@ void AddEval(CLI::App& root, Action& action) {
              "Only the first N documents (default: all)");
   AddInteger(*app, "--tokens", o->tokens, {1, std::numeric_limits<std::int32_t>::max()},
              "Tokens scored of each document (default 512)");
+  app->add_flag("--by-position", o->by_position, "Tell the mean by distance from the start too");
   app->add_flag("--json", o->json, "Print a JSON object");
   AddEngineOptions(*app, o->engine, false);
   app->callback([o, &action] {

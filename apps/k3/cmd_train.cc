@@ -9,6 +9,7 @@
 #include "exit_codes.h"
 #include "k3/base/memory.h"
 #include "k3/base/threads.h"
+#include "k3/kernels/cpu/ceiling.h"
 #include "k3/kernels/cpu/isa.h"
 #include "k3/runtime/generate.h"
 #include "k3/train/trainer.h"
@@ -46,10 +47,12 @@ std::string Line(const StepReport& r) {
   if (r.eval_loss >= 0) {
     line += fmt::format(" valid {:.4f} ({:.3f} bits/byte)", r.eval_loss, r.eval_bits_per_byte);
   }
+  if (r.divergence >= 0) line += fmt::format(" teacher {:.4f}", r.divergence);
   if (!r.balance.empty()) line += fmt::format(" MaxVio {:.2f}", violation);
   if (r.skipped_total > 0) line += fmt::format(" skipped {}", r.skipped_total);
-  return line + fmt::format(" {:.0f} tok/s {} left {}", r.tokens_per_s, Duration(r.eta_s),
-                            BytesText(r.memory_bytes));
+  line += fmt::format(" {:.0f} tok/s", r.tokens_per_s);
+  if (r.mfu >= 0) line += fmt::format(" MFU {:.0f}%", 100 * r.mfu);
+  return line + fmt::format(" {} left {}", Duration(r.eta_s), BytesText(r.memory_bytes));
 }
 
 /// Text of the model in the making, sampled with the tokenizer of its data.
@@ -88,6 +91,12 @@ class SampleWriter {
   int threads_;
   std::optional<Tokenizer> tokenizer_;
 };
+
+/// What the processor does at best in f32, which all of a backward pass is.
+double PeakFlopPerSecond(const TrainConfig& c) {
+  ThreadPool pool(static_cast<int>(c.threads > 0 ? c.threads : UsableCpus()));
+  return 1e9 * cpu::MeasureProductRate(pool, MathMode::kExact);
+}
 
 /// On a terminal one line that is written over itself; elsewhere a line every `log_every` steps.
 class Screen {
@@ -129,6 +138,7 @@ Status Train(const TrainOptions& o) {
   Trainer::RunLimits limits;
   limits.max_seconds = static_cast<double>(o.max_seconds);
   limits.stop = &Interrupted();
+  limits.peak_flop_s = PeakFlopPerSecond(config);
   limits.on_step = [&](const StepReport& r) { screen.Show(r); };
   limits.sampler = sampler.Function();
   K3_ASSIGN(const bool done, trainer->Run(limits));

@@ -1,7 +1,7 @@
 // Time of one step of the state chain (32 tokens, 64 values a warpgroup, fp32 state) with bf16 and
 // with e4m3 operands: the products of kda_chain.cuh in their order and with their dependences, on
 // operands that lie in shared memory already. A throughput probe: values mean nothing, scales for
-// e4m3 are left out. docs/adr/0006 says what came of it.
+// e4m3 are left out. docs/adr/0008 says what came of it.
 #include <algorithm>
 #include <cstdio>
 #include <vector>

@@ -130,6 +130,19 @@ TEST_P(Identity, ForkRestoreAndImage) {
   EXPECT_EQ(from_image.Serialize(), state.Serialize());
 }
 
+TEST_P(Identity, AForkAndItsOriginalGoDifferentWays) {
+  const auto ids = Tokens(9, 90), other = Tokens(10, 20);
+  const std::span<const TokenId> all(ids);
+  ModelState state = model->NewState(), alone = model->NewState();
+  Run(state, all.first(70), exec);  // the page that both go on in has these two owners only
+  Run(alone, all.first(70), exec);
+  ModelState fork = state;
+  Run(state, all.subspan(70), exec);
+  Run(alone, all.subspan(70), exec);
+  Run(fork, other, exec);
+  EXPECT_EQ(state.Serialize(), alone.Serialize());
+}
+
 TEST_P(Identity, OneThreadAgainstTwoAndSeven) {
   const auto ids = Tokens(4, 80);
   ModelState one_state = model->NewState();

@@ -191,6 +191,33 @@ TEST_P(Numerics, RouterGroups) {
   }
 }
 
+TEST_P(Numerics, RouterGroupsOfEqualScore) {
+  const float logits[8] = {}, bias[8] = {};
+  std::vector<std::int32_t> experts(3);
+  std::vector<float> weights(3);
+  RouteArgs a;
+  a.logits = CMat(logits, {1, 8}), a.bias = CVec(bias, {8});
+  a.k = 3, a.n_group = 4, a.topk_group = 2;
+  a.experts = View<std::int32_t, 2>(experts.data(), {1, 3}),
+  a.weights = Mat(weights.data(), {1, 3});
+  ops->Route(a);
+  EXPECT_EQ(experts, (std::vector<std::int32_t>{0, 1, 2}));
+}
+
+/// As the released code does: a single expert keeps its score, whatever moe_renormalize says.
+TEST_P(Numerics, OneExpertIsNotRenormalised) {
+  const float logits[3] = {-1, 0, -2}, bias[3] = {};
+  std::int32_t expert = -1;
+  float weight = 0;
+  RouteArgs a;
+  a.logits = CMat(logits, {1, 3}), a.bias = CVec(bias, {3});
+  a.k = 1, a.scale = 3.f;
+  a.experts = View<std::int32_t, 2>(&expert, {1, 1}), a.weights = Mat(&weight, {1, 1});
+  ops->Route(a);
+  EXPECT_EQ(expert, 1);
+  EXPECT_FLOAT_EQ(weight, 1.5f);
+}
+
 TEST_P(Numerics, Nm08Mxfp4) {
   const json data = Load("mxfp4.json");
   for (const json& c : data["cases"]) {

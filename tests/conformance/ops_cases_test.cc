@@ -233,6 +233,8 @@ const KdaShape kKdaShapes[] = {
     {{40}, 1, 128, 128, -5, -4.9},
     {{100}, 2, 16, 48, -1e-3, 0},
     {{70}, 1, 20, 100, -5, 0},
+    {{20}, 1, 144, 72, -5, 0},  // wider than the panel that long runs copy
+    {{17}, 1, 272, 16, -5, 0},  // wider than any chunk
 };
 
 TEST(OpsCases, KdaRecurrent) {
@@ -252,30 +254,60 @@ TEST(OpsCases, KdaChunkBoundedAndNot) {
           [&](Backend& ops) { return RunKda(ops, {{48}, 2, 16, 16, -60, 0}, 16, false); });
 }
 
+struct MlaShape {
+  std::int64_t count, past, R;
+  float scale;
+  WeightFormat format;
+};
+
+void CompareMla(const MlaShape& s, MlaForm form, double tolerance) {
+  const std::int64_t N = 3, dn = 16, dr = 8, dv = 24, page = 64, rows = s.past + s.count;
+  const auto q = Normal(1, s.count * N * (dn + dr)), kv_b = Normal(2, N * (dn + dv) * s.R, 0.2);
+  const auto cache = Normal(3, (rows + page) * (s.R + dr));
+  std::vector<const float*> pages;
+  for (std::int64_t i = 0; i < rows; i += page) pages.push_back(cache.data() + i * (s.R + dr));
+  const MlaSequence seq{0, s.count, pages, rows};
+  const Forms forms(kv_b, N * (dn + dv), s.R);
+  MlaArgs a;
+  for (const WeightRef& w : forms.refs) {
+    if (w.format == s.format) a.kv_b = w;
+  }
+  a.q = CMat(q.data(), {s.count, N * (dn + dr)});
+  a.n_heads = N, a.nope_dim = dn, a.rope_dim = dr, a.v_dim = dv, a.page_rows = page;
+  a.scale = s.scale;
+  a.sequences = {&seq, 1};
+  a.form = form;
+  Compare("mla", tolerance, [&](Backend& ops) {
+    std::vector<float> o(static_cast<std::size_t>(s.count * N * dv));
+    a.o = Mat(o.data(), {s.count, N * dv});
+    ops.Mla(a);
+    return o;
+  });
+}
+
 TEST(OpsCases, MlaBothForms) {
   for (const std::int64_t count : {1, 2, 63, 64, 65, 130}) {
     for (const std::int64_t past : {0, 1, 64, 100}) {
-      const std::int64_t N = 3, dn = 16, dr = 8, dv = 24, R = 40, page = 64, rows = past + count;
-      const auto q = Normal(1, count * N * (dn + dr)), kv_b = Normal(2, N * (dn + dv) * R, 0.2);
-      const auto cache = Normal(3, (rows + page) * (R + dr));
-      std::vector<const float*> pages;
-      for (std::int64_t i = 0; i < rows; i += page) pages.push_back(cache.data() + i * (R + dr));
-      const MlaSequence seq{0, count, pages, rows};
       for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kPlain}) {
-        Compare("mla", 2e-6, [&](Backend& ops) {
-          std::vector<float> o(static_cast<std::size_t>(count * N * dv));
-          MlaArgs a;
-          a.q = CMat(q.data(), {count, N * (dn + dr)});
-          a.kv_b = {WeightFormat::kF32, N * (dn + dv), R, kv_b.data(), nullptr};
-          a.n_heads = N, a.nope_dim = dn, a.rope_dim = dr, a.v_dim = dv, a.page_rows = page;
-          a.scale = 0.2f;
-          a.sequences = {&seq, 1};
-          a.form = form;
-          a.o = Mat(o.data(), {count, N * dv});
-          ops.Mla(a);
-          return o;
-        });
+        CompareMla({count, past, 40, 0.2f, WeightFormat::kF32}, form, 2e-6);
       }
+    }
+  }
+}
+
+TEST(OpsCases, MlaReadsBf16WeightsInPlace) {
+  // Up to four queries; 168 columns are eight vectors at once, two more and half of one.
+  for (const std::int64_t count : {1, 3, 4, 5}) {
+    CompareMla({count, 70, 168, 0.1f, WeightFormat::kBF16}, MlaForm::kAbsorbed, 2e-6);
+  }
+}
+
+TEST(OpsCases, MlaScoresFarApart) {
+  // Scores of hundreds, the largest anywhere in a page: only relative to it does exp stay finite.
+  // f32 scores are off by up to 1e-4 there, and so are weights.
+  for (const std::int64_t past : {0, 30, 61, 64, 77, 127}) {
+    for (const MlaForm form : {MlaForm::kAbsorbed, MlaForm::kPlain}) {
+      CompareMla({9, past, 40, 20.f, WeightFormat::kF32}, form, 1e-3);
     }
   }
 }
@@ -387,33 +419,39 @@ TEST(OpsCases, PointwiseOps) {
 }
 
 TEST(OpsCases, ShortConvCutAnywhere) {
-  const std::int64_t T = 11, P = 19, k = 4;
-  const auto x = Normal(1, T * P), w = Normal(2, P * k), history = Normal(3, (k - 1) * P);
-  for (std::int64_t cut = 0; cut <= T; ++cut) {
-    Compare("short conv", 1e-6, [&](Backend& ops) {
-      std::vector<float> y(x.size()), h = history;
-      float* pointers[] = {h.data()};
-      for (const SequenceRange range : {SequenceRange{0, cut}, SequenceRange{cut, T - cut}}) {
-        ops.ShortConv({CMat(x.data(), {T, P}),
-                       CMat(w.data(), {P, k}),
-                       {&range, 1},
-                       pointers,
-                       Mat(y.data(), {T, P})});
-      }
-      y.insert(y.end(), h.begin(), h.end());
-      return y;
-    });
+  struct Shape {
+    std::int64_t P, k;
+  };
+  // Channels are cut for threads and vectors; four taps have a loop of their own.
+  for (const auto& [P, k] : {Shape{19, 4}, {451, 4}, {35, 3}, {35, 6}, {19, 1}}) {
+    const std::int64_t T = 11;
+    const auto x = Normal(1, T * P), w = Normal(2, P * k), history = Normal(3, (k - 1) * P);
+    for (std::int64_t cut = 0; cut <= T; ++cut) {
+      Compare("short conv", 1e-6, [&, P = P, k = k](Backend& ops) {
+        std::vector<float> y(x.size()), h = history;
+        float* pointers[] = {h.data()};
+        for (const SequenceRange range : {SequenceRange{0, cut}, SequenceRange{cut, T - cut}}) {
+          ops.ShortConv({CMat(x.data(), {T, P}),
+                         CMat(w.data(), {P, k}),
+                         {&range, 1},
+                         pointers,
+                         Mat(y.data(), {T, P})});
+        }
+        y.insert(y.end(), h.begin(), h.end());
+        return y;
+      });
+    }
   }
 }
 
-TEST(OpsCases, AttnResWithGamma) {
+void CompareAttnRes(double query_scale, double tolerance) {
   const std::int64_t T = 5, H = 33;
-  const auto rows = Normal(1, 4 * T * H), w = Normal(2, H);
+  const auto rows = Normal(1, 4 * T * H), w = Normal(2, H, query_scale);
   std::vector<const float*> pointers;
   for (std::size_t e = 0; e < 4; ++e)
     pointers.push_back(&rows[e * static_cast<std::size_t>(T * H)]);
   for (const std::optional<float> gamma : {std::optional<float>(), std::optional<float>(0.3f)}) {
-    Compare("attn res", 1e-6, [&](Backend& ops) {
+    Compare("attn res", tolerance, [&](Backend& ops) {
       std::vector<float> y(static_cast<std::size_t>(T * H)), pi(static_cast<std::size_t>(T * 4));
       ops.AttnRes({pointers, CVec(w.data(), {H}), 1e-5f, gamma, Mat(y.data(), {T, H}),
                    Mat(pi.data(), {T, 4})});
@@ -422,6 +460,11 @@ TEST(OpsCases, AttnResWithGamma) {
     });
   }
 }
+
+TEST(OpsCases, AttnResWithGamma) { CompareAttnRes(1.0, 1e-6); }
+
+// Scores of thousands: exp of them is infinite also in float64.
+TEST(OpsCases, AttnResScoresFarApart) { CompareAttnRes(500.0, 1e-3); }
 
 }  // namespace
 }  // namespace k3

@@ -3,7 +3,7 @@
 base_packages=(
   g++ cmake ninja-build ccache lld git ca-certificates
   libfmt-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libxxhash-dev libtomlplusplus-dev
-  prometheus-cpp-dev
+  prometheus-cpp-dev zlib1g-dev libbz2-dev liblzma-dev libzstd-dev
   libgtest-dev libgmock-dev libbenchmark-dev
   python3 python3-venv python3-numpy
 )

@@ -71,7 +71,7 @@ test_sanitized() {  # test_sanitized PRESET
 }
 
 test_everything() {
-  if build_counted release; then run_ctest release; fi
+  if build_counted release; then run_ctest release -j "$(jobs)"; fi
   # Minutes each under a sanitizer: they run plainly above, and sanitized in ./dev asan.
   GTEST_FILTER='-*ReleaseSizedFolder*:*/tiny_*:SelfCheck.AllIdentities*:KvCases.Kv08*' \
     test_sanitized asan-core

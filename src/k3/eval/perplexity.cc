@@ -28,9 +28,21 @@ std::int64_t PieceLimit(std::int64_t chunk, std::int64_t vocab) {
   return std::clamp<std::int64_t>(chunk, 1, std::max<std::int64_t>(1, (1 << 24) / vocab));
 }
 
+/// Adds the score of the token at `place`; sums, not yet means.
+void AddAt(std::vector<PositionScore>& all, std::int64_t place, double nats) {
+  constexpr std::int64_t kFirst = 32;
+  std::size_t i = 0;
+  while (kFirst << i <= place) ++i;
+  while (all.size() <= i) {
+    const std::int64_t begin = all.empty() ? 0 : all.back().end;
+    all.push_back({begin, all.empty() ? kFirst : 2 * begin, 0, 0});
+  }
+  all[i].tokens += 1, all[i].nats += nats;
+}
+
 /// Sum of the negative log-likelihoods of ids[1..], each given all before it.
 Result<double> ScoreIds(TokenModel& model, const std::vector<TokenId>& ids,
-                        const PerplexityOptions& options) {
+                        const PerplexityOptions& options, std::vector<PositionScore>& by_position) {
   ModelState state = model.NewState();
   const auto n = static_cast<std::int64_t>(ids.size()) - 1;  // the last id is only predicted
   const std::int64_t limit = PieceLimit(options.chunk, model.vocab());
@@ -48,7 +60,9 @@ Result<double> ScoreIds(TokenModel& model, const std::vector<TokenId>& ids,
     K3_TRY(model.Forward(std::span(&input, 1), logits));
     for (std::int64_t t = at; t < end; ++t) {
       const auto row = std::span(logits).subspan(static_cast<std::size_t>(t - at) * vocab, vocab);
-      nats -= LogSoftmaxAt(row, ids[static_cast<std::size_t>(t + 1)]);
+      const double one = -LogSoftmaxAt(row, ids[static_cast<std::size_t>(t + 1)]);
+      AddAt(by_position, options.bos.has_value() ? t : t + 1, one);
+      nats += one;
     }
     at = end;
   }
@@ -65,6 +79,9 @@ void Summarise(PerplexityResult& r) {
     bytes += static_cast<double>(d.bytes);
   }
   r.mean_nats = sum / n;
+  for (PositionScore& p : r.by_position) {
+    if (p.tokens > 0) p.nats /= static_cast<double>(p.tokens);
+  }
   for (const DocumentScore& d : r.documents) {
     squares += (d.nats - r.mean_nats) * (d.nats - r.mean_nats);
   }
@@ -121,7 +138,7 @@ Result<PerplexityResult> Perplexity(
     score.tokens = static_cast<std::int64_t>(ids.size()) - 1;
     score.bytes = static_cast<std::int64_t>(
         tokenizer.Decode(std::vector<TokenId>(ids.begin() + 1, ids.end())).size());
-    auto nats = ScoreIds(model, ids, options);
+    auto nats = ScoreIds(model, ids, options, result.by_position);
     if (!nats.ok()) {
       if (nats.error().code == Code::kCancelled) return nats.error();
       return Error{nats.error().code,

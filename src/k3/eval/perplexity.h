@@ -23,6 +23,13 @@ struct PerplexityOptions {
   const std::atomic<bool>* cancel = nullptr;
 };
 
+/// Mean over the scored tokens at places [begin, end) of their documents; the first place is 0.
+struct PositionScore {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t tokens = 0;
+  double nats = 0;
+};
+
 struct DocumentScore {
   std::int64_t tokens = 0;  // scored
   std::int64_t bytes = 0;   // of the text of these tokens
@@ -34,6 +41,8 @@ struct PerplexityResult {
   double mean_nats = 0;      // mean over documents of their means
   double stderr_nats = 0;    // standard error of that mean; NaN with one document
   double bits_per_byte = 0;  // all nats over all bytes of the scored text
+  /// By doubling stretches: [0, 32), [32, 64), [64, 128), ... as far as there are tokens.
+  std::vector<PositionScore> by_position;
 };
 
 /// How much worse (in nats per token) `b` is than `a` on the same documents: mean over documents of

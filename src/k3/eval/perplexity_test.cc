@@ -69,6 +69,26 @@ TEST(Perplexity, WithoutBosTheFirstTokenIsNotScored) {
   EXPECT_TRUE(std::isnan(r->stderr_nats));
 }
 
+TEST(Perplexity, ByPositionInDoublingStretches) {
+  FakeModel model(std::string(32, 'a') + std::string(68, 'b'));
+  const std::string text = std::string(70, 'a') + std::string(1, '\0') + std::string(10, 'a');
+  const auto r = Score(model, text, WithBos());
+  ASSERT_TRUE(r.ok()) << r.message();
+  ASSERT_EQ(r->by_position.size(), 3u);
+  const auto& p = r->by_position;
+  EXPECT_EQ(p[0].begin, 0);
+  EXPECT_EQ(p[0].end, 32);
+  EXPECT_EQ(p[0].tokens, 42);
+  EXPECT_EQ(p[1].begin, 32);
+  EXPECT_EQ(p[1].end, 64);
+  EXPECT_EQ(p[1].tokens, 32);
+  EXPECT_EQ(p[2].begin, 64);
+  EXPECT_EQ(p[2].end, 128);
+  EXPECT_EQ(p[2].tokens, 6);
+  EXPECT_NEAR(p[0].nats, kHit, 1e-12);
+  EXPECT_NEAR(p[1].nats, kMiss, 1e-12);
+}
+
 TEST(Perplexity, PiecesDoNotMatter) {
   const std::string text(100, 'a');
   FakeModel model(std::string(50, 'a'));

@@ -58,6 +58,9 @@ TEST(SafetensorsHeader, HostileHeadersAreRefused) {
       {One("[1,1,1,1,1,1,1,1,1]", "[0,1]"), 1, "9 dimensions"},
       {One("[2]", "[0,1]"), 1, "U8 [2] needs 2 bytes, data_offsets give 1"},
       {One("[1]", "[0,1]", "I64"), 1, "needs 8 bytes"},
+      // A zero does not hide that the others overflow.
+      {One("[0,1152921504606846976,4]", "[0,0]"), 0, "has too many elements"},
+      {One("[1099511627776,1099511627776,0]", "[0,0]"), 0, "has too many elements"},
       {One("[1]", "[1,0]"), 1, "not a pair"},
       {One("[1]", "[0,1,2]"), 1, "not a pair"},
       {One("[1]", "[-1,0]"), 1, "data_offsets[0] is -1"},

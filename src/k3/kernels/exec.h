@@ -31,5 +31,8 @@ struct Exec {
 
 /// In fast mode a run may be cut only at positions that are multiples of this many tokens.
 constexpr std::int64_t kFastGrid = 64;
+/// Cells of KDA chunks in fast mode, in tokens; cells of MLA are kFastGrid long.
+constexpr std::int64_t kKdaGrid = 16;
+static_assert(kFastGrid % kKdaGrid == 0);
 
 }  // namespace k3

@@ -8,8 +8,6 @@
 namespace k3 {
 namespace {
 
-constexpr std::int64_t kChunk = 16;
-
 /// Convolution, activation of one stream (0 q, 1 k, 2 v); updates the conv tails.
 Mat Stream(const KdaConfig& c, Exec& exec, CMat x, const WeightRef& proj, CMat conv,
            std::span<const SequenceSlice> sequences, std::int64_t stream) {
@@ -32,14 +30,14 @@ void Recur(const KdaConfig& c, Exec& exec, KdaArgs args, std::span<const Sequenc
   std::vector<float*> states;
   for (const SequenceSlice& s : sequences) {
     states.push_back(s.cache->kda.state.data());
-    const GridSplit cut = exec.math == MathMode::kFast ? SplitOnGrid(s.position, s.count, kChunk)
+    const GridSplit cut = exec.math == MathMode::kFast ? SplitOnGrid(s.position, s.count, kKdaGrid)
                                                        : GridSplit{s.count, 0, 0};
     parts[0].push_back({s.begin, cut.head});
     parts[1].push_back({s.begin + cut.head, cut.middle});
     parts[2].push_back({s.begin + cut.head + cut.middle, cut.tail});
   }
   args.states = states;
-  args.chunk = kChunk;
+  args.chunk = kKdaGrid;
   args.lower_bound = c.lower_bound;
   for (int i = 0; i < (exec.math == MathMode::kFast ? 3 : 1); ++i) {
     args.sequences = parts[i];

@@ -14,6 +14,7 @@
 
 #include "k3/io/checkpoint.h"
 #include "k3/model/config.h"
+#include "k3/model/model.h"
 #include "k3/model/tensor_table.h"
 #include "support/config_fixtures.h"
 #include "support/temp_dir.h"
@@ -24,7 +25,9 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 using testing::kGolden;
+using testing::ReadBytes;
 using testing::TempDir;
+using testing::WriteBytes;
 
 /// What opening a folder says: the first error, or all warnings.
 struct Outcome {
@@ -43,6 +46,30 @@ Outcome OpenModel(const std::string& dir) {
   text += fmt::format("{}\n{}", fmt::join(checkpoint->warnings(), "\n"),
                       fmt::join(check->warnings, "\n"));
   return {true, text};
+}
+
+TEST(ModelFolder, AnyWeightChangesTheFingerprint) {
+  const TempDir dir;
+  std::vector<std::string> shards;
+  for (const auto& entry : std::filesystem::directory_iterator(kGolden + "tiny-k3")) {
+    const std::string name = entry.path().filename().string();
+    WriteBytes(dir / name, ReadBytes(entry.path().string()));
+    if (name.ends_with(".safetensors")) shards.push_back(dir / name);
+  }
+  ASSERT_EQ(shards.size(), 3u);
+  const auto original = Model::Load(dir.path());
+  ASSERT_TRUE(original.ok()) << original.message();
+  for (const std::string& shard : shards) {
+    const std::string bytes = ReadBytes(shard);
+    std::string changed = bytes;
+    changed.back() = static_cast<char>(changed.back() ^ 1);
+    WriteBytes(shard, changed);
+    const auto other = Model::Load(dir.path());
+    ASSERT_TRUE(other.ok()) << other.message();
+    EXPECT_NE((*other)->fingerprint(), (*original)->fingerprint()) << shard;
+    WriteBytes(shard, bytes);
+  }
+  EXPECT_EQ((*Model::Load(dir.path()))->fingerprint(), (*original)->fingerprint());
 }
 
 /// tests/cases/checkpoint: odd folders and what must happen to them.

@@ -70,6 +70,16 @@ TEST(Generate, EndsAtTheEndToken) {
   EXPECT_EQ(read, Bytes("hi there"));
 }
 
+TEST(Generate, ControlTokensAreNoText) {
+  FakeModel model(After("hi", "ab"));
+  GenerateOptions o = Greedy();
+  o.eos = {};
+  o.max_tokens = 4;
+  const Outcome out = Continue(model, "hi", o);
+  EXPECT_EQ(out.result.ids, (std::vector<TokenId>{'a', 'b', 257, 257}));
+  EXPECT_EQ(out.result.text, "ab");
+}
+
 TEST(Generate, StopsAfterMaxTokensWithTheLastOnePending) {
   FakeModel model(After("hi", "abcdef"));
   GenerateOptions o = Greedy();

@@ -125,6 +125,20 @@ TEST(Sampler, PenaltiesFollowTheirFormulas) {
   EXPECT_EQ(Pick({4.f, 1.4f}, p), 0);
 }
 
+TEST(Sampler, BiasComesBeforeRepetitionAndThatBeforeCounts) {
+  SamplingParams p = Greedy();
+  p.repetition_penalty = 2;
+  p.frequency_penalty = 0.5;
+  p.presence_penalty = 0.25;  // 2 / 2 - 0.75 = 0.25, not (2 - 0.75) / 2
+  EXPECT_EQ(Pick({2.f, 0.4f}, p, 1, {0}), 1);
+  EXPECT_EQ(Pick({2.f, 0.2f}, p, 1, {0}), 0);
+  p = Greedy();
+  p.repetition_penalty = 2;
+  p.logit_bias = {{0, 2.0}};  // (0 + 2) / 2, not 0 / 2 + 2
+  EXPECT_EQ(Pick({0.f, 1.5f}, p, 1, {0}), 1);
+  EXPECT_EQ(Pick({0.f, 0.5f}, p, 1, {0}), 0);
+}
+
 TEST(Sampler, SameSeedSameTokensAndACopyContinuesAlike) {
   const std::vector<float> logits{0.f, 0.1f, 0.2f, 0.3f};
   Sampler a(7), b(7), other(8);

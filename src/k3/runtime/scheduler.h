@@ -27,9 +27,9 @@ struct StateSize {
   std::int64_t Copy() const { return fixed + row * PagedRows::kPageRows; }
 };
 
-/// Fast mode computes tokens in chunks where a whole cell of 16 lies in a run (docs/numerics.md).
-/// A run of this many never holds one, so its tokens come out as one by one.
-constexpr std::int64_t kLongestSingleRun = 15;
+/// Fast mode computes tokens in chunks where a whole cell lies in a run (docs/numerics.md). A run of
+/// this many never holds one, so its tokens come out as one by one.
+constexpr std::int64_t kLongestSingleRun = kKdaGrid - 1;
 
 /// A prompt that waits to be read on.
 struct PromptNeed {

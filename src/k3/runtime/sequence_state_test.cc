@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -117,6 +120,50 @@ TEST(StateFile, HugeCountsAreRefusedWithoutAllocating) {
       EXPECT_FALSE(Parse(bad, model).ok());
     }
   }
+}
+
+/// `bytes` with `value` at offset `at` and a checksum that fits: what a forger would write.
+template <class T>
+std::string Forged(std::string bytes, std::size_t at, T value) {
+  std::memcpy(bytes.data() + at, &value, sizeof value);
+  const std::uint64_t sum = XXH3_64bits(bytes.data(), bytes.size() - sizeof sum);
+  std::memcpy(bytes.data() + bytes.size() - sizeof sum, &sum, sizeof sum);
+  return bytes;
+}
+
+TEST(StateFile, ContentIsCheckedAlsoWhenTheChecksumFits) {
+  const FakeModel model = SmallModel();
+  const std::string bytes = SerializeState(Example(model), model.print);
+  constexpr std::size_t kTokens = 56, kCounts = kTokens + 5 * 4, kModel = kCounts + 4 * 12;
+  ASSERT_TRUE(Parse(Forged(bytes, kTokens, TokenId{'b'}), model).ok());
+  const auto vocab = static_cast<TokenId>(model.vocab());
+  const std::pair<std::string, const char*> cases[] = {
+      {Forged(bytes, kTokens, vocab), "is outside the vocabulary"},
+      {Forged(bytes, kTokens + 4 * 4, TokenId{-1}), "token id -1 is outside the vocabulary"},
+      {Forged(bytes, kCounts + 3 * 12, vocab), "is outside the vocabulary"},
+      {Forged(bytes, kCounts + 12, TokenId{'a'}), "counted token 97 is out of order"},
+      {Forged(bytes, kCounts + 12, TokenId{'A'}), "counted token 65 is out of order"},
+      {Forged(bytes, kModel, std::int64_t{-1}), "position -1"},
+      {Forged(bytes, kModel, std::int64_t{5}), "state image of"},
+      {Forged(bytes, kModel, INT64_MAX), "state image of"},
+      {Forged(bytes, 12, 1u), "does not hold what its header says"},  // reserved
+      {Forged(bytes, 48, std::uint64_t{bytes.size() - kModel - 9}), "does not hold what"},
+  };
+  for (const auto& [bad, words] : cases) {
+    const auto r = Parse(bad, model);
+    ASSERT_FALSE(r.ok()) << words;
+    EXPECT_NE(r.message().find(words), std::string::npos) << r.message();
+    EXPECT_EQ(r.message().find("a.k3s: "), 0u) << r.message();
+  }
+}
+
+TEST(StateFile, PositionBeyondTheTokensIsRefused) {
+  const FakeModel model = SmallModel();
+  SequenceState s = Example(model);
+  s.tokens.resize(3);  // of 4 that the model has consumed
+  const auto r = Parse(SerializeState(s, model.print), model);
+  ASSERT_FALSE(r.ok());
+  EXPECT_EQ(r.message(), "a.k3s: state is at position 4 of 3 tokens");
 }
 
 TEST(StateFile, SaveAndLoadThroughAFile) {

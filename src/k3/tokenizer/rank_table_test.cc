@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "k3/tokenizer/special_tokens.h"
@@ -138,6 +140,36 @@ TEST(SpecialTokens, RefusesBadIdsAndNames) {
               HasSubstr("no text"));
   EXPECT_THAT(ConfigError(R"({"added_tokens_decoder":[]})"), HasSubstr("not an object"));
   EXPECT_THAT(ConfigError(R"({"add_bos_token":1})"), HasSubstr("not true or false"));
+}
+
+/// Sixteen bytes of the same hash whatever `first` is (the look-up's own hash, inverted): both
+/// halves are mixed as (a ^ b * kB) * kA, so the second half can undo what the first did.
+std::string SameHash(std::uint64_t first) {
+  constexpr std::uint64_t kB = 0x9E3779B97F4A7C15ull, kA = 0xD6E8FEB86659FD93ull;
+  std::uint64_t inverse = kB;  // mod 2^64, by Newton's method
+  for (int i = 0; i < 6; ++i) inverse *= 2 - kB * inverse;
+  std::uint64_t a = 16 * 0xBF58476D1CE4E5B9ull;
+  a = (a ^ (first * kB)) * kA;
+  a ^= a >> 32;
+  const std::uint64_t second = (a ^ 0x0123456789ABCDEFull) * inverse;
+  std::string out(16, '\0');
+  std::memcpy(out.data(), &first, 8);
+  std::memcpy(out.data() + 8, &second, 8);
+  return out;
+}
+
+TEST(RankTable, TokensOfOneHash) {
+  std::string text = ByteRanks();
+  for (std::size_t i = 0; i < 3; ++i) text += RankLine(SameHash(i), 256 + i);
+  const auto table = RankTable::Parse(text, "x");
+  ASSERT_TRUE(table.ok()) << table.message();
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(table->Find(SameHash(i)), static_cast<TokenId>(256 + i));
+  }
+  EXPECT_EQ(table->Find(SameHash(3)), RankTable::kNone);
+  // Thousands of them would make loading quadratic. (Also proves that they do share their hash.)
+  for (std::size_t i = 3; i < 5000; ++i) text += RankLine(SameHash(i), 256 + i);
+  EXPECT_THAT(RanksError(text), HasSubstr("too many tokens share one hash value"));
 }
 
 TEST(SpecialTokens, RefusesHostileJson) {

@@ -135,16 +135,43 @@ Result<bool> DoRun(AblationRun& run, const AblationArm& arm, Trainer::RunLimits 
   return true;
 }
 
+std::string FolderOf(const AblationPlan& plan, const AblationArm& arm, std::int64_t seed) {
+  return fmt::format("{}/{}/seed-{}", plan.out, arm.name, seed);
+}
+
+/// A missing folder or a teacher that does not fit is found before the first run, not once a run.
+Status CheckData(const AblationPlan& plan) {
+  for (const AblationArm& arm : plan.arms) {
+    for (const std::int64_t seed : plan.seeds) {
+      AblationRun run;
+      run.dir = FolderOf(plan, arm, seed);
+      const std::string toml = RunToml(arm, seed);
+      if (IsDone(run, Identity(arm, toml))) continue;
+      K3_ASSIGN(TrainConfig config, ParseTrainConfig(toml, run.dir + "/run.toml"));
+      for (std::string* p : {&config.data, &config.init_from, &config.distill.teacher}) {
+        *p = fs::path(*p).lexically_normal().string();  // the folders it leads through are not made
+      }
+      if (const Status s = Trainer::Check(config, arm.config_json); !s.ok()) {
+        return Error{s.error().code,
+                     fmt::format("{}: arm {}: {}", plan.path, arm.name, s.message())};
+      }
+      break;  // seeds share their data
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::vector<AblationRun>> RunAblation(const AblationPlan& plan,
                                              const AblationLimits& limits) {
+  K3_TRY(CheckData(plan));
   std::vector<AblationRun> runs;
   const double start = Seconds();
   for (const std::int64_t seed : plan.seeds) {
     for (const AblationArm& arm : plan.arms) {
       Trainer::RunLimits l;
-      l.stop = limits.stop;
+      l.stop = limits.stop, l.peak_flop_s = limits.peak_flop_s;
       if (limits.max_seconds > 0) {
         l.max_seconds = limits.max_seconds - (Seconds() - start);
         if (l.max_seconds <= 0) return runs;
@@ -152,7 +179,7 @@ Result<std::vector<AblationRun>> RunAblation(const AblationPlan& plan,
       if (limits.stop != nullptr && *limits.stop) return runs;
       AblationRun run;
       run.arm = arm.name, run.seed = seed;
-      run.dir = fmt::format("{}/{}/seed-{}", plan.out, arm.name, seed);
+      run.dir = FolderOf(plan, arm, seed);
       K3_ASSIGN(const bool done, DoRun(run, arm, l, limits.on_step));
       if (!done) return runs;
       if (limits.on_run) limits.on_run(run);

@@ -55,10 +55,12 @@ struct AblationLimits {
   const std::atomic<bool>* stop = nullptr;  // checked between passes
   std::function<void(const AblationRun&, const StepReport&)> on_step = nullptr;
   std::function<void(const AblationRun&)> on_run = nullptr;  // after each one
+  double peak_flop_s = 0;                                    // as Trainer::RunLimits has it
 };
 
-/// Does what is not done yet, seed by seed, and returns all runs that are; all of them unless a
-/// limit was met. A run that fails is an entry with its error, not an error of the ablation.
+/// Checks the data of all arms that have something to do, then does what is not done yet, seed by
+/// seed, and returns all runs that are; all of them unless a limit was met. A run that fails is an
+/// entry with its error, not an error of the ablation.
 Result<std::vector<AblationRun>> RunAblation(const AblationPlan& plan,
                                              const AblationLimits& limits);
 

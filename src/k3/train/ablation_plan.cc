@@ -20,8 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 6> kSections{"model",     "data",     "train",
-                                                    "optimizer", "schedule", "balance"};
+constexpr std::array<std::string_view, 7> kSections{"model",    "data",    "train",  "optimizer",
+                                                    "schedule", "balance", "distill"};
 
 Error Bad(const std::string& path, const std::string& what) {
   return {Code::kInvalidArgument, fmt::format("{}: {}", path, what)};
@@ -204,7 +204,7 @@ Result<AblationArm> Builder::Arm(const std::string& name, const std::vector<std:
           key, to.lexically_relative(fs::absolute(dir).lexically_normal()).string());
     }
   };
-  relative("data", "dir"), relative("model", "init_from");
+  relative("data", "dir"), relative("model", "init_from"), relative("distill", "teacher");
   if (!run["model"].is_table()) run.insert_or_assign("model", toml::table{});
   if (!run["train"].is_table()) run.insert_or_assign("train", toml::table{});
   if (!run["model"]["init_from"])

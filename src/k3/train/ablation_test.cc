@@ -89,6 +89,24 @@ TEST(AblationPlan, WrongPlansAreRefusedByName) {
   EXPECT_THAT(ReadAblationPlan(f.dir / "plan.toml").message(), HasSubstr("bad value seeds"));
 }
 
+TEST(AblationRuns, MissingDataIsFoundBeforeTheFirstRun) {
+  const Folder f;
+  const auto plan = f.Read("[arms.a.train]\nclip = 2.0\n");
+  ASSERT_TRUE(plan.ok()) << plan.message();
+  const auto runs = RunAblation(*plan, {});
+  ASSERT_FALSE(runs.ok());
+  EXPECT_THAT(runs.message(), HasSubstr("arm base: "));
+  EXPECT_THAT(runs.message(), HasSubstr("data/train.tokens"));
+  EXPECT_FALSE(std::filesystem::exists(f.dir / "runs")) << "nothing was started";
+  const auto other = f.Read("[arms.a.data]\ndir = \"elsewhere\"\n");
+  TokenFileBuilder b;
+  b.AddDocument(std::vector<TokenId>(100, 7), 0, 5);
+  std::filesystem::create_directories(f.dir / "data");
+  ASSERT_TRUE(b.Write(f.dir / "data/train.tokens", 512).ok());
+  EXPECT_THAT(RunAblation(*other, {}).message(), HasSubstr("arm a: "));
+  EXPECT_FALSE(std::filesystem::exists(f.dir / "runs"));
+}
+
 AblationRun Ended(const char* arm, std::int64_t seed, double loss, const char* error = "") {
   AblationRun r;
   r.arm = arm, r.seed = seed, r.loss = loss, r.error = error;

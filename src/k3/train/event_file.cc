@@ -39,6 +39,29 @@ std::string Event(std::int64_t step) {
   return e;
 }
 
+void Number(std::string& out, unsigned field, double value) {
+  Key(out, field, 1);
+  Append(out, value);
+}
+
+/// min = 1, max = 2, num = 3, sum = 4, sum_squares = 5, bucket_limit = 6 and bucket = 7 (packed).
+std::string HistogramBytes(const EventFile::Histogram& h) {
+  const double width = (h.high - h.low) / static_cast<double>(h.counts.size());
+  double num = 0, sum = 0, squares = 0;
+  std::string limits, buckets;
+  for (std::size_t i = 0; i < h.counts.size(); ++i) {
+    const double middle = h.low + (static_cast<double>(i) + 0.5) * width;
+    num += h.counts[i], sum += h.counts[i] * middle, squares += h.counts[i] * middle * middle;
+    Append(limits, h.low + static_cast<double>(i + 1) * width);
+    Append(buckets, h.counts[i]);
+  }
+  std::string out;
+  Number(out, 1, h.low), Number(out, 2, h.high), Number(out, 3, num), Number(out, 4, sum);
+  Number(out, 5, squares);
+  Bytes(out, 6, limits), Bytes(out, 7, buckets);
+  return out;
+}
+
 std::uint32_t Masked(std::string_view bytes) { return std::rotr(Crc32c(bytes), 15) + 0xA282EAD8u; }
 
 }  // namespace
@@ -89,13 +112,21 @@ Status EventFile::Write(std::string_view event) {
   return {};
 }
 
-Status EventFile::Add(std::int64_t step, std::span<const Scalar> scalars) {
+Status EventFile::Add(std::int64_t step, std::span<const Scalar> scalars,
+                      std::span<const Histogram> histograms) {
   std::string summary;
   for (const auto& [tag, value] : scalars) {  // value = 1 { tag = 1, simple_value = 2 (float) }
     std::string v;
     Bytes(v, 1, tag);
     Key(v, 2, 5);
     Append(v, static_cast<float>(value));
+    Bytes(summary, 1, v);
+  }
+  for (const Histogram& h : histograms) {  // value = 1 { tag = 1, histo = 5 }
+    if (h.counts.empty()) continue;
+    std::string v;
+    Bytes(v, 1, h.tag);
+    Bytes(v, 5, HistogramBytes(h));
     Bytes(summary, 1, v);
   }
   std::string event = Event(step);

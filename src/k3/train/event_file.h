@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "k3/base/status.h"
 
@@ -27,7 +28,14 @@ class EventFile {
   static Result<EventFile> Create(const std::string& out, std::int64_t step);
 
   using Scalar = std::pair<std::string, double>;
-  Status Add(std::int64_t step, std::span<const Scalar> scalars);
+  /// Counts of equal bins from low to high.
+  struct Histogram {
+    std::string tag;
+    double low = 0, high = 1;
+    std::vector<double> counts;
+  };
+  Status Add(std::int64_t step, std::span<const Scalar> scalars,
+             std::span<const Histogram> histograms = {});
 
  private:
   Status Write(std::string_view event);

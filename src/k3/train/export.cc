@@ -94,8 +94,7 @@ Status Parameters::Export(const std::string& dir, const ExportOptions& options) 
   Image image;
   const std::string prefix = config_.nested ? "language_model." : "";
   for (const Parameter& p : list_) {
-    const bool pack = options.pack_experts && p.spec.role == TensorRole::kRoutedExpert &&
-                      p.cols() % kMxBlock == 0;
+    const bool pack = options.pack_experts && PacksAsMxfp4(p.spec);
     pack ? AddPacked(image, prefix, p) : AddPlain(image, prefix, p);
   }
   const std::string partial = dir + ".partial", old = dir + ".old";

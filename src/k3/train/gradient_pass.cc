@@ -4,11 +4,34 @@
 
 #include <fmt/format.h>
 
+#include "k3/train/bf16_ops.h"
+#include "k3/train/teacher.h"
+
 namespace k3 {
 
+namespace {
+
+Exec& Prepared(Exec& exec, const Parameters& params, const NoiseSource& noise) {
+  exec.ops = MakeNoiseOps(std::move(exec.ops), noise);
+  if (params.compute().bf16) exec.ops = MakeBf16Ops(std::move(exec.ops));
+  return exec;
+}
+
+}  // namespace
+
 GradientPass::GradientPass(Parameters& params, int threads, MathMode math)
-    : params_(params), exec_(threads, math), tape_(TapeBackend::Install(exec_)) {
+    : params_(params),
+      exec_(threads, math),
+      tape_(TapeBackend::Install(Prepared(exec_, params, noise_))) {
+  tape_.RoundBf16(params.compute().bf16);
   params.Register(tape_.shadows());
+}
+
+void GradientPass::PlantNoise(std::int64_t layer, std::uint64_t seed) {
+  const ModelWeights::Layer& w = params_.model().weights().layers[static_cast<std::size_t>(layer)];
+  for (const WeightRef* o : {&w.kda.o, &w.mla.o, &w.gqa.o}) {
+    if (!o->empty()) noise_ = {o->data, seed};
+  }
 }
 
 Result<CMat> GradientPass::Forward(std::span<const TrainRow> rows, std::vector<TokenId>& targets) {
@@ -37,6 +60,14 @@ Result<CMat> GradientPass::Forward(std::span<const TrainRow> rows, std::vector<T
 
 Result<GradientPass::LossSum> GradientPass::Run(std::span<const TrainRow> rows, double scale) {
   std::vector<TokenId> targets;
+  grad::CrossEntropyArgs<float> loss;
+  LossSum sum;
+  if (teacher_ != nullptr) {
+    K3_ASSIGN(loss.teacher_hidden, teacher_->Hidden(rows));
+    loss.teacher_head = teacher_->head(), loss.divergence = &sum.divergence;
+    loss.teacher_weight = teacher_->options().weight;
+    loss.temperature = teacher_->options().temperature;
+  }
   tape_.Start();
   auto forward = Forward(rows, targets);
   tape_.Finish();
@@ -45,11 +76,9 @@ Result<GradientPass::LossSum> GradientPass::Run(std::span<const TrainRow> rows, 
 
   const WeightRef& w = params_.model().weights().head;
   const CMat head(static_cast<const float*>(w.data), {w.rows, w.cols});
-  grad::CrossEntropyArgs<float> loss;
   loss.hidden = hidden, loss.head = head, loss.targets = targets;
   loss.scale = static_cast<float>(scale);
   loss.dhidden = tape_.Shadow(hidden), loss.dhead = tape_.Shadow(head);
-  LossSum sum;
   sum.nats = grad::CrossEntropy(tape_.context(), loss);
   sum.counted = std::count_if(targets.begin(), targets.end(), [](TokenId t) { return t >= 0; });
   tape_.Backward();

@@ -12,6 +12,7 @@
 #include "k3/model/matrix_form.h"
 #include "k3/quant/decode_row.h"
 #include "k3/quant/encode.h"
+#include "k3/quant/mxfp4.h"
 
 namespace k3 {
 namespace {
@@ -54,20 +55,86 @@ float StartValue(const ModelConfig& c, const TensorSpec& spec, double std, Rng& 
 
 }  // namespace
 
-Result<std::unique_ptr<Parameters>> Parameters::Create(const ModelConfig& config) {
-  std::unique_ptr<Parameters> p(new Parameters(config));
+bool IsRoundedInBf16(const TensorSpec& spec) {
+  if (spec.shape.size() != 2 || spec.f32) return false;
+  switch (spec.role) {
+    case TensorRole::kNorm:
+    case TensorRole::kRouter:
+      return false;
+    case TensorRole::kResidual:
+      return spec.name.ends_with("_res_gate.weight");  // depth queries are weights of a mix
+    default:
+      return true;
+  }
+}
+
+bool PacksAsMxfp4(const TensorSpec& spec) {
+  return spec.role == TensorRole::kRoutedExpert && spec.shape.back() % kMxBlock == 0;
+}
+
+namespace {
+
+bool IsCopied(const TensorSpec& spec, const ComputeOptions& compute) {
+  return (compute.bf16 && IsRoundedInBf16(spec)) || (compute.mxfp4 && PacksAsMxfp4(spec));
+}
+
+/// What reading the exported codes gives.
+void RoundMxfp4(const Parameter& p, std::vector<std::uint8_t>& bytes) {
+  const auto n = static_cast<std::size_t>(p.size());
+  bytes.resize(n / 2 + n / kMxBlock);
+  const WeightRef w{WeightFormat::kMxfp4, p.rows(), p.cols(), bytes.data(), bytes.data() + n / 2};
+  PackMxfp4({p.value, n}, MxScaleRule::kNoSaturation, bytes.data(), bytes.data() + n / 2);
+  for (std::int64_t r = 0; r < w.rows; ++r) DecodeRow(w, r, p.used + r * w.cols);
+}
+
+}  // namespace
+
+std::int64_t Parameters::CopiedFloats(const ModelConfig& config, const ComputeOptions& compute) {
+  std::int64_t n = 0;
+  for (const TensorSpec& s : ExpectedTensors(config)) n += IsCopied(s, compute) ? s.elements() : 0;
+  return n;
+}
+
+void Parameters::Refresh() {
+  std::vector<std::uint8_t> bytes;
+  for (const Parameter& p : list_) {
+    if (p.used == p.value) continue;
+    if (rounds_experts_ && PacksAsMxfp4(p.spec)) {
+      RoundMxfp4(p, bytes);
+    } else {
+      const bool bf16 = compute_.bf16;
+      std::transform(p.value, p.value + p.size(), p.used,
+                     [bf16](float v) { return bf16 ? ToFloat(ToBF16(v)) : v; });
+    }
+  }
+  model_->RefreshWeights();
+}
+
+void Parameters::RoundExperts(bool on) {
+  K3_CHECK(!on || compute_.mxfp4, "the copies exist");
+  if (on == rounds_experts_) return;
+  rounds_experts_ = on;
+  Refresh();
+}
+
+Result<std::unique_ptr<Parameters>> Parameters::Create(const ModelConfig& config,
+                                                       const ComputeOptions& compute) {
+  std::unique_ptr<Parameters> p(new Parameters(config, compute));
   const std::vector<TensorSpec> specs = ExpectedTensors(config);
   std::int64_t total = 0;
   for (const TensorSpec& s : specs) total += s.elements();
   p->values_.assign(static_cast<std::size_t>(total), 0.f);
   p->grads_.assign(static_cast<std::size_t>(total), 0.f);
+  p->rounded_.assign(static_cast<std::size_t>(CopiedFloats(config, compute)), 0.f);
   TensorMap tensors;
-  std::int64_t at = 0;
+  std::int64_t at = 0, copy = 0;
   for (const TensorSpec& s : specs) {
-    p->list_.push_back({s, p->values_.data() + at, p->grads_.data() + at});
-    tensors[s.name] = {DType::kF32, s.shape,
-                       reinterpret_cast<const std::byte*>(p->values_.data() + at)};
+    float* value = p->values_.data() + at;
+    float* used = IsCopied(s, compute) ? p->rounded_.data() + copy : value;
+    p->list_.push_back({s, value, p->grads_.data() + at, used});
+    tensors[s.name] = {DType::kF32, s.shape, reinterpret_cast<const std::byte*>(used)};
     at += s.elements();
+    copy += used == value ? 0 : s.elements();
   }
   K3_ASSIGN(p->model_, Model::FromTensors(config, tensors));
   for (const auto& product : p->model_->weights().products) {
@@ -76,11 +143,12 @@ Result<std::unique_ptr<Parameters>> Parameters::Create(const ModelConfig& config
   return p;
 }
 
-Result<std::unique_ptr<Parameters>> Parameters::Load(const std::string& dir) {
+Result<std::unique_ptr<Parameters>> Parameters::Load(const std::string& dir,
+                                                     const ComputeOptions& compute) {
   K3_ASSIGN(const ModelConfig config, ReadModelConfig(dir));
   K3_ASSIGN(const Checkpoint files, Checkpoint::Open(dir));
   K3_ASSIGN(const TensorCheck check, CheckTensors(config, files));
-  K3_ASSIGN(auto p, Create(config));
+  K3_ASSIGN(auto p, Create(config, compute));
   for (Parameter& q : p->list_) {
     const std::string name = check.prefix + q.spec.name;
     const auto format = FormatOf(files.tensors(), name);
@@ -124,7 +192,7 @@ void Parameters::ZeroGrads() {
 
 void Parameters::Register(ShadowMap& shadows) {
   for (Parameter& p : list_) {
-    if (!p.is_router_bias()) shadows.AddParameter(p.value, p.size(), p.grad);
+    if (!p.is_router_bias()) shadows.AddParameter(p.used, p.size(), p.grad);
   }
   const auto& products = model_->weights().products;
   for (std::size_t i = 0; i < products.size(); ++i) {

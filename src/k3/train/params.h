@@ -15,11 +15,24 @@
 
 namespace k3 {
 
+/// What the model computes with in place of the masters. Gradients go to the masters unchanged.
+struct ComputeOptions {
+  bool bf16 = false;   // matrices rounded to bf16, except the router's
+  bool mxfp4 = false;  // routed experts may be rounded to MXFP4: RoundExperts
+};
+
+/// Whether a matrix enters products that may be rounded to bf16.
+bool IsRoundedInBf16(const TensorSpec& spec);
+/// Whether it is exported as MXFP4 (ExportOptions::pack_experts): a routed expert with rows of
+/// whole blocks.
+bool PacksAsMxfp4(const TensorSpec& spec);
+
 /// One tensor of ExpectedTensors.
 struct Parameter {
   TensorSpec spec;
   float* value = nullptr;
   float* grad = nullptr;
+  float* used = nullptr;  // what the model reads: `value` itself, or its rounded copy
 
   std::int64_t size() const { return spec.elements(); }
   /// [rows, cols] of the matrix it is used as: trailing dimensions folded into columns.
@@ -41,14 +54,16 @@ struct ExportOptions {
   bool pack_experts = true;   // routed experts as MXFP4 where their rows are whole blocks of 32
 };
 
-/// Owns masters, gradients and a Model that reads the masters in place. Not copyable or movable:
-/// the model points into it.
+/// Owns masters, gradients and a Model that reads the masters, or rounded copies, in place. Not
+/// copyable or movable: the model points into it.
 class Parameters {
  public:
   /// All zeros. Refuses nothing: the config was checked when it was parsed.
-  static Result<std::unique_ptr<Parameters>> Create(const ModelConfig& config);
+  static Result<std::unique_ptr<Parameters>> Create(const ModelConfig& config,
+                                                    const ComputeOptions& compute = {});
   /// From a checkpoint folder; packed experts are decoded.
-  static Result<std::unique_ptr<Parameters>> Load(const std::string& dir);
+  static Result<std::unique_ptr<Parameters>> Load(const std::string& dir,
+                                                  const ComputeOptions& compute = {});
 
   Parameters(const Parameters&) = delete;
   Parameters& operator=(const Parameters&) = delete;
@@ -64,8 +79,13 @@ class Parameters {
 
   const ModelConfig& config() const { return config_; }
   const Model& model() const { return *model_; }
+  const ComputeOptions& compute() const { return compute_; }
   /// After values changed, before the next pass.
-  void Refresh() { model_->RefreshWeights(); }
+  void Refresh();
+  /// From now on the model reads routed experts as Export packs them, or no longer does.
+  void RoundExperts(bool on);
+  /// Floats of the rounded copies.
+  static std::int64_t CopiedFloats(const ModelConfig& config, const ComputeOptions& compute);
 
   std::int64_t total() const { return static_cast<std::int64_t>(values_.size()); }
   float* values() { return values_.data(); }
@@ -82,10 +102,13 @@ class Parameters {
   Status Export(const std::string& dir, const ExportOptions& options) const;
 
  private:
-  explicit Parameters(const ModelConfig& config) : config_(config) {}
+  Parameters(const ModelConfig& config, const ComputeOptions& compute)
+      : config_(config), compute_(compute) {}
 
   ModelConfig config_;
-  std::vector<float> values_, grads_;
+  ComputeOptions compute_;
+  bool rounds_experts_ = false;
+  std::vector<float> values_, grads_, rounded_;
   std::vector<Parameter> list_;
   std::vector<std::vector<float>> product_grads_;
   std::unique_ptr<Model> model_;

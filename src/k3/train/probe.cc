@@ -10,26 +10,12 @@
 #include <fmt/format.h>
 
 #include "k3/kernels/exec.h"
+#include "k3/train/forwarding_ops_internal.h"
 
 namespace k3 {
 namespace {
 
 constexpr std::size_t kDecayBins = 10;
-
-/// Ops of another backend.
-class Forwarding : public Backend {
- public:
-  explicit Forwarding(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
-#define K3_FORWARD(name) \
-  void name(const name##Args& args) override { inner_->name(args); }
-  K3_FOR_EACH_OP(K3_FORWARD)
-#undef K3_FORWARD
-  void KdaRecurrent(const KdaArgs& args) override { inner_->KdaRecurrent(args); }
-  void KdaChunk(const KdaArgs& args) override { inner_->KdaChunk(args); }
-
- protected:
-  std::unique_ptr<Backend> inner_;
-};
 
 double Dot(const float* a, const float* b, std::int64_t n) {
   double sum = 0;
@@ -51,13 +37,13 @@ double RelativeEntropy(std::vector<double>& scores) {
 }
 
 /// Fills the entry of the layer that is running from what the ops see.
-class Watching final : public Forwarding {
+class Watching final : public ForwardingOps {
  public:
-  using Forwarding::Forwarding;
+  using ForwardingOps::ForwardingOps;
   LayerProbe* layer = nullptr;  // set by the trace between ops
 
   void KdaGate(const KdaGateArgs& a) override {
-    Forwarding::KdaGate(a);
+    ForwardingOps::KdaGate(a);
     std::vector<double>& h = layer->decay_histogram;
     h.assign(kDecayBins, 0.0);
     const double one = 1.0 / static_cast<double>(std::max<std::int64_t>(1, a.g.size()));
@@ -72,7 +58,7 @@ class Watching final : public Forwarding {
   }
 
   void Mla(const MlaArgs& a) override {
-    Forwarding::Mla(a);
+    ForwardingOps::Mla(a);
     if (a.sequences.empty()) return;  // a form that no sequence takes
     const MlaSequence& s = a.sequences.front();
     const std::int64_t R = a.kv_rank();
@@ -95,7 +81,7 @@ class Watching final : public Forwarding {
   }
 
   void Gqa(const GqaArgs& a) override {
-    Forwarding::Gqa(a);
+    ForwardingOps::Gqa(a);
     if (a.sequences.empty()) return;
     const GqaSequence& s = a.sequences.front();
     const std::int64_t D = a.head_dim();

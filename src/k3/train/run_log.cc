@@ -21,7 +21,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kColumns =
     "step,tokens,loss,eval_loss,eval_bits_per_byte,lr,grad_norm,skipped,tokens_per_s,"
-    "max_violation,dead_experts\n";
+    "max_violation,dead_experts,mfu,teacher_kl\n";
 constexpr const char* kBalanceColumns =
     "step,layer,tokens,max_violation,dead,entropy,bias_min,bias_max\n";
 
@@ -79,6 +79,8 @@ std::vector<EventFile::Scalar> Scalars(const StepReport& r) {
     s.emplace_back("loss/valid", r.eval_loss);
     s.emplace_back("loss/valid_bits_per_byte", r.eval_bits_per_byte);
   }
+  if (r.mfu >= 0) s.emplace_back("speed/mfu", r.mfu);
+  if (r.divergence >= 0) s.emplace_back("loss/teacher_kl", r.divergence);
   for (const LayerBalance& b : r.balance) {
     const std::string at = fmt::format("balance/layer_{}/", b.layer);
     s.emplace_back(at + "max_violation", b.max_violation);
@@ -95,6 +97,21 @@ std::vector<EventFile::Scalar> Scalars(const StepReport& r) {
   }
   for (const auto& [name, value] : r.probe->scales) s.emplace_back("probe/" + name, value);
   return s;
+}
+
+std::vector<EventFile::Histogram> Histograms(const StepReport& r) {
+  std::vector<EventFile::Histogram> all;
+  for (const LayerBalance& b : r.balance) {  // by the number of the expert
+    all.push_back({fmt::format("balance/layer_{}/load", b.layer),
+                   0,
+                   static_cast<double>(b.load.size()),
+                   {b.load.begin(), b.load.end()}});
+  }
+  if (!r.probe) return all;
+  for (const LayerProbe& l : r.probe->layers) {
+    all.push_back({fmt::format("probe/layer_{}/decay", l.layer), 0, 1, l.decay_histogram});
+  }
+  return all;
 }
 
 }  // namespace
@@ -140,9 +157,10 @@ Status RunLog::Add(const StepReport& r) {
                                    b.bias_max);
   }
   files_->balance << std::flush;
-  files_->csv << fmt::format("{},{},{:.6f},{},{},{:.6g},{:.6g},{},{:.0f},{:.4f},{:.4f}\n", r.step,
-                             r.tokens, r.loss, Cell(r.eval_loss), Cell(r.eval_bits_per_byte), r.lr,
-                             r.grad_norm, r.skipped_total, r.tokens_per_s, violation, dead)
+  files_->csv << fmt::format("{},{},{:.6f},{},{},{:.6g},{:.6g},{},{:.0f},{:.4f},{:.4f},{},{}\n",
+                             r.step, r.tokens, r.loss, Cell(r.eval_loss),
+                             Cell(r.eval_bits_per_byte), r.lr, r.grad_norm, r.skipped_total,
+                             r.tokens_per_s, violation, dead, Cell(r.mfu), Cell(r.divergence))
               << std::flush;
   Json j{{"step", r.step},
          {"tokens", r.tokens},
@@ -155,10 +173,12 @@ Status RunLog::Add(const StepReport& r) {
   if (r.eval_loss >= 0) {
     j["eval_loss"] = r.eval_loss, j["eval_bits_per_byte"] = r.eval_bits_per_byte;
   }
+  if (r.mfu >= 0) j["mfu"] = r.mfu;
+  if (r.divergence >= 0) j["teacher_kl"] = r.divergence;
   if (!r.balance.empty()) j["balance"] = BalanceJson(r.balance);
   if (r.probe) j["probe"] = ProbeJson(*r.probe);
   files_->json << j.dump() << "\n" << std::flush;
-  K3_TRY(files_->events.Add(r.step, Scalars(r)));
+  K3_TRY(files_->events.Add(r.step, Scalars(r), Histograms(r)));
   return Written();
 }
 

@@ -147,9 +147,11 @@ Result<RunMemory> PlanRunMemory(const ModelConfig& config, const PassShape& shap
 
 std::string MemoryText(const RunMemory& m) {
   return fmt::format(
-      "weights {}, gradients {}, optimizer {}, activations {}, program and data {}; total {}",
+      "weights {}, gradients {}, optimizer {}, activations {}, {}program and data {}; total {}",
       BytesText(m.weights), BytesText(m.gradients), BytesText(m.optimizer),
-      BytesText(m.activations()), BytesText(m.program), BytesText(m.total()));
+      BytesText(m.activations()),
+      m.teacher > 0 ? fmt::format("teacher {}, ", BytesText(m.teacher)) : "", BytesText(m.program),
+      BytesText(m.total()));
 }
 
 }  // namespace k3

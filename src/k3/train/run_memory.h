@@ -26,10 +26,13 @@ struct RunMemory {
   std::int64_t sequences = 0;  // caches and states, their gradients, their copies
   std::int64_t scratch = 0;    // of single ops
   std::int64_t balance = 0;    // scores kept for the balancer
+  std::int64_t teacher = 0;    // weights and passes of the model that is learned from
   std::int64_t program = 0;    // what is there before: the program, mapped data
 
   std::int64_t activations() const { return workspace + saved + sequences + scratch + balance; }
-  std::int64_t total() const { return weights + gradients + optimizer + activations() + program; }
+  std::int64_t total() const {
+    return weights + gradients + optimizer + activations() + teacher + program;
+  }
 };
 
 /// Runs one row of the pass with ops that compute nothing, so that it is right for every variant.

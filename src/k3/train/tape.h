@@ -32,6 +32,8 @@ class TapeBackend : public Backend {
 
   ShadowMap& shadows() { return shadows_; }
   const grad::Context& context() const { return context_; }
+  /// Backward products as Bf16Ops makes the forward ones.
+  void RoundBf16(bool on) { context_.round_bf16 = on; }
 
   /// Forgets the last pass and starts to record.
   void Start();

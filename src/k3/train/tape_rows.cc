@@ -44,7 +44,7 @@ void TapeBackend::Gemm(const GemmArgs& a) {
   inner_->Gemm(a);
   Push([this, a, x] {
     const Taken dy(*this, a.y, false);
-    grad::Gemm<float>(context_, {x->view, Dense(a.w), dy, Shadow(a.x), GradOf(a.w)});
+    grad::Gemm<float>(context_, {x->view, Dense(a.w), dy, Shadow(a.x), GradOf(a.w), a.keep_f32});
   });
 }
 

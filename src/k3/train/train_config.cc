@@ -117,6 +117,9 @@ Status ReadRun(Section train, TrainConfig& c) {
   train.Text("sample_prompt", c.sample_prompt);
   train.Flag("pack_experts", c.pack_experts);
   train.Word("math", c.fast, {{"exact", false}, {"fast", true}});
+  train.Word("compute", c.bf16, {{"f32", false}, {"bf16", true}});
+  train.Integer("plant_noise", c.plant_noise, 0, 1 << 20);
+  train.Real("mxfp4_from", c.mxfp4_from, 0, 1);
   c.seed = static_cast<std::uint64_t>(seed);
   return train.Done();
 }
@@ -170,6 +173,13 @@ Status ReadBalance(Section b, TrainConfig& c) {
   return b.Done();
 }
 
+Status ReadDistill(Section d, TrainConfig& c) {
+  d.Text("teacher", c.distill.teacher);
+  d.Real("weight", c.distill.weight, 0, 1);
+  d.Real("temperature", c.distill.temperature, 0.01, 100);
+  return d.Done();
+}
+
 }  // namespace
 
 Result<TrainConfig> ReadTrainConfig(const std::string& path) {
@@ -188,8 +198,8 @@ Result<TrainConfig> ParseTrainConfig(std::string text, const std::string& path) 
   }
   const toml::table& root = parsed.table();
   for (const auto& [key, node] : root) {
-    static const std::set<std::string_view> kSections{"model",     "data",     "train",
-                                                      "optimizer", "schedule", "balance"};
+    static const std::set<std::string_view> kSections{"model",    "data",    "train",  "optimizer",
+                                                      "schedule", "balance", "distill"};
     if (!kSections.contains(key.str())) {
       return Error{Code::kInvalidArgument, fmt::format("{}: unknown key {}", path, key.str())};
     }
@@ -206,6 +216,7 @@ Result<TrainConfig> ParseTrainConfig(std::string text, const std::string& path) 
   K3_TRY(ReadOptimizer(Section(root, "optimizer", path), c));
   K3_TRY(ReadSchedule(Section(root, "schedule", path), c));
   K3_TRY(ReadBalance(Section(root, "balance", path), c));
+  K3_TRY(ReadDistill(Section(root, "distill", path), c));
   auto missing = [&](const char* key) {
     return Error{Code::kInvalidArgument, fmt::format("{}: missing key {}", path, key)};
   };
@@ -213,8 +224,9 @@ Result<TrainConfig> ParseTrainConfig(std::string text, const std::string& path) 
   if (c.data.empty()) return missing("data.dir");
   if (c.out.empty()) return missing("train.out");
   if (c.steps == 0) return missing("train.steps");
+  if (root.contains("distill") && c.distill.teacher.empty()) return missing("distill.teacher");
   const std::filesystem::path base = std::filesystem::path(path).parent_path();
-  for (std::string* p : {&c.model_config, &c.init_from, &c.data, &c.out}) {
+  for (std::string* p : {&c.model_config, &c.init_from, &c.data, &c.out, &c.distill.teacher}) {
     if (!p->empty()) *p = (base / *p).string();
   }
   return c;

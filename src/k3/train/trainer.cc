@@ -28,6 +28,7 @@ struct Trainer::Impl {
   std::string config_json, tokenizer_dir;
   std::optional<TokenFile> train, valid;
   std::unique_ptr<Parameters> params;
+  std::unique_ptr<Teacher> teacher;
   std::unique_ptr<GradientPass> pass;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<Balancer> balancer;
@@ -35,25 +36,35 @@ struct Trainer::Impl {
   std::unique_ptr<RunLog> log;
   RunMemory memory;
   TrainState state;
-  double step_s = 0;  // smoothed
+  double step_s = 0;      // smoothed
+  double token_flop = 0;  // of products with weights, forward and backward
   std::vector<std::string> notes;
   int lock = -1;
 
   ~Impl() {
     if (lock >= 0) close(lock);
   }
+  /// Other noise every pass, the same after a resume.
+  void PlantNoise(std::uint64_t number) {
+    if (config.plant_noise < 0) return;
+    pass->PlantNoise(config.plant_noise, config.seed * 0x9E3779B97F4A7C15ull + number);
+  }
+  Status Inspect(const ModelConfig& model);
   Status Prepare();
   Status LockFolder();
   int threads() const {
     return static_cast<int>(config.threads > 0 ? config.threads : UsableCpus());
   }
   MathMode math() const { return config.fast ? MathMode::kFast : MathMode::kExact; }
+  ComputeOptions compute() const { return {config.bf16, config.mxfp4_from < 1}; }
   Result<ModelConfig> ReadConfig();
+  Status LoadTeacher(std::int64_t vocab);
   Status PlanMemory(const ModelConfig& model);
   Status LoadModel(const ModelConfig& model);
   Status LoadData(std::int64_t vocab);
   Status Resume();
   Status Save();
+  Status RunPasses(const std::atomic<bool>* stop, StepReport& r, std::int64_t& tokens);
   Result<StepReport> Step(const std::atomic<bool>* stop);
   Status Evaluate(StepReport& report);
   Status Observe(StepReport& report, const RunLimits& limits);
@@ -69,6 +80,40 @@ namespace fs = std::filesystem;
 double Seconds() {
   using Clock = std::chrono::steady_clock;
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+/// The exporter has to pack what training rounds.
+Status CheckRounding(const TrainConfig& c, const ModelConfig& model) {
+  if (c.mxfp4_from >= 1) return {};
+  if (!c.pack_experts) {
+    return Error{Code::kInvalidArgument,
+                 fmt::format("train.mxfp4_from is {}, expected train.pack_experts = true with it",
+                             c.mxfp4_from)};
+  }
+  if (Parameters::CopiedFloats(model, {false, true}) == 0) {
+    return Error{
+        Code::kInvalidArgument,
+        fmt::format("train.mxfp4_from is {}, but the model has no routed expert whose rows "
+                    "are whole blocks of 32",
+                    c.mxfp4_from)};
+  }
+  return {};
+}
+
+/// Operations of a token in products with the weights it meets: two a weight going forward, four
+/// going back. Scores of attention and state updates are not counted.
+double ProductFlop(const ModelConfig& c) {
+  double weights = 0;
+  for (const TensorSpec& s : ExpectedTensors(c)) {
+    const bool product = IsRoundedInBf16(s) || (s.role == TensorRole::kRouter && !s.f32);
+    if (!product || (s.role == TensorRole::kEmbedding && !c.tied_embeddings)) continue;
+    const double share =
+        s.role == TensorRole::kRoutedExpert
+            ? static_cast<double>(c.moe.top_k) / static_cast<double>(c.moe.n_experts)
+            : 1.0;
+    weights += share * static_cast<double>(s.elements());
+  }
+  return 6 * weights;
 }
 
 TrainRow RowOf(std::span<const TokenId> tokens) {
@@ -120,6 +165,8 @@ Status Trainer::Impl::PlanMemory(const ModelConfig& model) {
   }
   const std::int64_t program = ResidentBytes();
   K3_ASSIGN(memory, PlanRunMemory(model, shape, config.balance, config.accumulate));
+  memory.weights += 4 * Parameters::CopiedFloats(model, compute());
+  if (teacher) memory.teacher = teacher->bytes(config.batch, config.sequence, threads());
   memory.program = program;
   const MemoryLimit limit = UsableMemory();
   if (limit.bytes > 0 && memory.total() - program > limit.bytes) {
@@ -132,11 +179,17 @@ Status Trainer::Impl::PlanMemory(const ModelConfig& model) {
 
 Status Trainer::Impl::LoadModel(const ModelConfig& model) {
   if (!config.init_from.empty()) {
-    K3_ASSIGN(params, Parameters::Load(config.init_from));
+    K3_ASSIGN(params, Parameters::Load(config.init_from, compute()));
     return {};
   }
-  K3_ASSIGN(params, Parameters::Create(model));
+  K3_ASSIGN(params, Parameters::Create(model, compute()));
   params->Initialise({config.seed, config.init_std});
+  return {};
+}
+
+Status Trainer::Impl::LoadTeacher(std::int64_t vocab) {
+  if (config.distill.teacher.empty()) return {};
+  K3_ASSIGN(teacher, Teacher::Load(config.distill, config.data, vocab, threads(), math()));
   return {};
 }
 
@@ -184,13 +237,28 @@ Status Trainer::Impl::Resume() {
   return {};
 }
 
+Status Trainer::Impl::Inspect(const ModelConfig& model) {
+  K3_TRY(config.schedule.Check());
+  K3_TRY(config.balance.Check());
+  K3_TRY(CheckRounding(config, model));
+  if (config.plant_noise >= model.n_layers) {
+    return Error{Code::kInvalidArgument,
+                 fmt::format("train.plant_noise is {}, expected a layer below {}",
+                             config.plant_noise, model.n_layers)};
+  }
+  K3_TRY(LoadData(model.vocab));
+  return LoadTeacher(model.vocab);
+}
+
 Status Trainer::Impl::Prepare() {
   K3_ASSIGN(const ModelConfig model, ReadConfig());
-  K3_TRY(LoadData(model.vocab));
+  K3_TRY(Inspect(model));
   K3_TRY(PlanMemory(model));
   K3_TRY(LockFolder());
   K3_TRY(LoadModel(model));
   pass = std::make_unique<GradientPass>(*params, threads(), math());
+  pass->Distil(teacher.get());
+  token_flop = ProductFlop(model);
   optimizer = std::make_unique<Optimizer>(*params, config.adamw, config.muon);
   balancer = std::make_unique<Balancer>(*params, config.balance);
   balancer->Attach(pass->tape());
@@ -229,6 +297,7 @@ Status Trainer::Impl::Observe(StepReport& r, const RunLimits& limits) {
 Status Trainer::Impl::Evaluate(StepReport& report) {
   K3_ASSIGN(RowReader reader, RowReader::Create(valid->tokens(), config.sequence, 0, "valid"));
   GradientPass::LossSum sum;
+  PlantNoise(~std::uint64_t{0});
   for (std::int64_t i = 0; i < std::min(config.eval_rows, reader.rows()); ++i) {
     std::vector<TrainRow> row;
     AddRow(*valid, reader.Next(), row);
@@ -243,34 +312,46 @@ Status Trainer::Impl::Evaluate(StepReport& report) {
   return {};
 }
 
-Result<StepReport> Trainer::Impl::Step(const std::atomic<bool>* stop) {
-  const double start = Seconds();
+/// Adds up loss and gradients. kCancelled leaves things as they were before the step.
+Status Trainer::Impl::RunPasses(const std::atomic<bool>* stop, StepReport& r,
+                                std::int64_t& tokens) {
   const DataCursor before = rows->cursor();
   std::vector<std::vector<TrainRow>> parts(static_cast<std::size_t>(config.accumulate));
-  std::int64_t per_step = 0;
   for (auto& batch : parts) {
     for (std::int64_t i = 0; i < config.batch; ++i) AddRow(*train, rows->Next(), batch);
-    for (const TrainRow& row : batch) per_step += static_cast<std::int64_t>(row.inputs.size());
+    for (const TrainRow& row : batch) tokens += static_cast<std::int64_t>(row.inputs.size());
   }
-  const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, per_step));
-  StepReport r;
-  params->ZeroGrads();
-  balancer->SetProgress(static_cast<double>(state.step) / static_cast<double>(config.steps));
+  const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, tokens));
+  std::int64_t number = state.step * config.accumulate;
   for (const auto& batch : parts) {
+    PlantNoise(static_cast<std::uint64_t>(number++));
     if (batch.empty()) continue;  // documents of one token predict nothing
     balancer->StartPass({}, scale);
     K3_ASSIGN(const auto sum, pass->Run(batch, scale));
     balancer->EndPass();
     r.loss += sum.nats * scale;
+    if (teacher) r.divergence = std::max(0.0, r.divergence) + sum.divergence * scale;
     if (stop != nullptr && *stop) {  // the half-done step is done again after a resume
       balancer->Discard();
       K3_TRY(rows->Seek(before));
       return Error{Code::kCancelled, "stopped"};
     }
   }
+  return {};
+}
+
+Result<StepReport> Trainer::Impl::Step(const std::atomic<bool>* stop) {
+  const double start = Seconds();
+  const double done = static_cast<double>(state.step) / static_cast<double>(config.steps);
+  std::int64_t per_step = 0;
+  StepReport r;
+  params->ZeroGrads();
+  balancer->SetProgress(done);
+  params->RoundExperts(done >= config.mxfp4_from);
+  K3_TRY(RunPasses(stop, r, per_step));
   r.grad_norm = GradientNorm(*params);
   r.lr = config.lr * config.schedule.At(state.step);
-  r.skipped = !std::isfinite(r.grad_norm) || !std::isfinite(r.loss);
+  r.skipped = !std::isfinite(r.grad_norm) || !std::isfinite(r.loss) || std::isnan(r.divergence);
   if (r.skipped) {
     ++state.skipped;
     balancer->Discard();
@@ -299,10 +380,15 @@ Trainer::~Trainer() = default;
 Result<std::unique_ptr<Trainer>> Trainer::Open(const TrainConfig& config) {
   auto impl = std::make_unique<Impl>();
   impl->config = config;
-  K3_TRY(config.schedule.Check());
-  K3_TRY(config.balance.Check());
   K3_TRY(impl->Prepare());
   return std::unique_ptr<Trainer>(new Trainer(std::move(impl)));
+}
+
+Status Trainer::Check(const TrainConfig& config, const std::string& config_json) {
+  Impl impl;
+  impl.config = config;
+  K3_ASSIGN(const ModelConfig model, ParseModelConfig(config_json, "config.json"));
+  return impl.Inspect(model);
 }
 
 Result<bool> Trainer::Run(const RunLimits& limits) {
@@ -316,6 +402,9 @@ Result<bool> Trainer::Run(const RunLimits& limits) {
     if (!step.ok()) {
       if (step.error().code == Code::kCancelled) break;
       return step.error();
+    }
+    if (limits.peak_flop_s > 0) {
+      step->mfu = t.token_flop * step->tokens_per_s / limits.peak_flop_s;
     }
     K3_TRY(t.Observe(*step, limits));
     if (t.state.step < c.steps && t.state.step % c.checkpoint_every == 0) K3_TRY(t.Save());

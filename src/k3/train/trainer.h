@@ -15,6 +15,7 @@
 #include "k3/train/optimizer.h"
 #include "k3/train/probe.h"
 #include "k3/train/run_memory.h"
+#include "k3/train/teacher.h"
 #include "k3/train/token_data.h"
 
 namespace k3 {
@@ -39,12 +40,17 @@ struct TrainConfig {
   std::string sample_prompt = "The";
   bool pack_experts = true;  // of the exported model
   bool fast = false;         // arithmetic mode of the forward pass
+  bool bf16 = false;         // products on operands rounded to bf16
+  /// From this share of the steps on, routed experts are used as they will be packed; 1: never.
+  double mxfp4_from = 1.0;
+  std::int64_t plant_noise = -1;  // layer whose attention is drowned in noise; -1: none
 
   double lr = 1e-3;
   AdamWOptions adamw;
   MuonOptions muon;
   Schedule schedule;
   BalanceOptions balance;
+  DistillOptions distill;
 
   std::string text;  // of the file: checkpoints remember a hash of it
 };
@@ -57,12 +63,14 @@ Result<TrainConfig> ParseTrainConfig(std::string text, const std::string& path);
 
 /// One step, for logs and progress.
 struct StepReport {
-  std::int64_t step = 0;  // completed steps, from 1
-  double loss = 0;        // mean nats a token of this step
+  std::int64_t step = 0;   // completed steps, from 1
+  double loss = 0;         // mean nats a token of this step: cross-entropy, whatever is learned
+  double divergence = -1;  // mean T^2 KL to the teacher; negative: there is none
   double lr = 0, grad_norm = 0;
   bool skipped = false;
   std::int64_t skipped_total = 0, tokens = 0;  // since the start of the run, with earlier parts
   double tokens_per_s = 0;
+  double mfu = -1;  // share of RunLimits::peak_flop_s in products with weights; negative: unknown
   std::int64_t steps_left = 0;
   double eta_s = 0;                                // at the speed of the latest steps
   std::int64_t memory_bytes = 0;                   // resident
@@ -79,6 +87,9 @@ class Trainer {
   /// any work starts. Holds a lock on the folder.
   static Result<std::unique_ptr<Trainer>> Open(const TrainConfig& config);
   ~Trainer();
+  /// What Open would say of the data, the rounding and the teacher, looked at alone: nothing is
+  /// written or allocated for training. `config_json` stands for the model's config.json.
+  static Status Check(const TrainConfig& config, const std::string& config_json);
 
   struct RunLimits {
     double max_seconds = 0;                   // 0: no limit
@@ -86,6 +97,7 @@ class Trainer {
     std::function<void(const StepReport&)> on_step = nullptr;
     /// Text of the model as it is, for samples.jsonl. An error ends the run.
     std::function<Result<std::string>(const Model&)> sampler = nullptr;
+    double peak_flop_s = 0;  // of the machine, for StepReport::mfu; 0: unknown
   };
   /// Until the last step, the time limit or `stop`; then a checkpoint and the exported model under
   /// out/model. True when the last step was done.

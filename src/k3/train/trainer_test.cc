@@ -13,6 +13,7 @@
 #include "k3/train/train_state.h"
 #include "support/golden.h"
 #include "support/temp_dir.h"
+#include "support/train_run.h"
 
 namespace k3 {
 namespace {
@@ -20,50 +21,16 @@ namespace {
 using testing::GoldenDir;
 using ::testing::HasSubstr;
 using testing::ReadBytes;
+using testing::RunToEnd;
+using testing::SmallRun;
 using testing::TempDir;
+using testing::Weights;
 using testing::WriteBytes;
-
-/// A data folder with documents that follow a simple rule, so that the loss falls.
-void WriteData(const std::string& dir) {
-  std::filesystem::create_directories(dir);
-  for (const char* name : {"/train.tokens", "/valid.tokens"}) {
-    TokenFileBuilder b;
-    for (int doc = 0; doc < 20; ++doc) {
-      std::vector<TokenId> ids;
-      for (int i = 0; i < 50; ++i) ids.push_back(1 + (doc + 3 * i) % 40);
-      b.AddDocument(ids, 0, 150);
-    }
-    ASSERT_TRUE(b.Write(dir + name, 512).ok());
-  }
-}
-
-TrainConfig SmallRun(const TempDir& dir, const std::string& out) {
-  TrainConfig c;
-  c.model_config = GoldenDir() + "/variants/released/config.json";
-  c.data = dir / "data", c.out = dir / out;
-  c.steps = 6, c.batch = 2, c.sequence = 16, c.accumulate = 2, c.threads = 2, c.seed = 5;
-  c.checkpoint_every = 2, c.keep = 3;
-  c.lr = 3e-3, c.muon.enabled = true;
-  c.schedule = {ScheduleKind::kCosine, 2, 6, 0, 0.1};
-  return c;
-}
-
-std::vector<float> Weights(Trainer& t) {
-  return {t.params().values(), t.params().values() + t.params().total()};
-}
-
-std::vector<float> RunToEnd(const TrainConfig& c) {
-  auto t = Trainer::Open(c);
-  EXPECT_TRUE(t.ok()) << (t.ok() ? "" : t.message());
-  if (!t.ok()) return {};
-  const auto done = (*t)->Run({});
-  EXPECT_TRUE(done.ok() && *done) << (done.ok() ? "" : done.message());
-  return Weights(**t);
-}
+using testing::WriteTrainData;
 
 TEST(Trainer, AnInterruptedRunEndsWithTheSameBits) {
   TempDir dir;
-  WriteData(dir / "data");
+  WriteTrainData(dir / "data");
   const std::vector<float> want = RunToEnd(SmallRun(dir, "whole"));
   TrainConfig one_thread = SmallRun(dir, "one_thread");
   one_thread.threads = 1;
@@ -96,7 +63,7 @@ TEST(Trainer, AnInterruptedRunEndsWithTheSameBits) {
 
 TEST(Trainer, AKilledRunRepeatsFromItsLastCheckpointAndADamagedOneIsPassedOver) {
   TempDir dir;
-  WriteData(dir / "data");
+  WriteTrainData(dir / "data");
   const std::vector<float> want = RunToEnd(SmallRun(dir, "whole"));
   const TrainConfig c = SmallRun(dir, "killed");
   {  // what a kill after step 5 leaves: checkpoints of steps 2 and 4, logs of five steps
@@ -125,7 +92,7 @@ TEST(Trainer, AKilledRunRepeatsFromItsLastCheckpointAndADamagedOneIsPassedOver) 
 
 TEST(Trainer, RefusesASecondRunInTheSameFolderAndAnotherModel) {
   TempDir dir;
-  WriteData(dir / "data");
+  WriteTrainData(dir / "data");
   TrainConfig c = SmallRun(dir, "out");
   {
     auto first = Trainer::Open(c);
@@ -143,7 +110,7 @@ TEST(Trainer, RefusesASecondRunInTheSameFolderAndAnotherModel) {
 
 TEST(Trainer, StopsAtTheTimeLimitWithACheckpoint) {
   TempDir dir;
-  WriteData(dir / "data");
+  WriteTrainData(dir / "data");
   TrainConfig c = SmallRun(dir, "out");
   c.steps = 1'000'000;
   auto t = Trainer::Open(c);
@@ -157,7 +124,7 @@ TEST(Trainer, StopsAtTheTimeLimitWithACheckpoint) {
 
 TEST(Trainer, SkipsStepsWhoseGradientsAreNotFinite) {
   TempDir dir;
-  WriteData(dir / "data");
+  WriteTrainData(dir / "data");
   TrainConfig c = SmallRun(dir, "out");
   c.steps = 2;
   auto t = Trainer::Open(c);
@@ -176,7 +143,7 @@ TEST(Trainer, SkipsStepsWhoseGradientsAreNotFinite) {
 
 TEST(Trainer, EvaluatesAndTheLossFalls) {
   TempDir dir;
-  WriteData(dir / "data");
+  WriteTrainData(dir / "data");
   TrainConfig c = SmallRun(dir, "out");
   c.steps = 60, c.eval_every = 30, c.checkpoint_every = 1000;
   c.lr = 1e-2, c.muon.lr = 2e-2, c.schedule.total = 60;
@@ -198,7 +165,7 @@ TEST(Trainer, EvaluatesAndTheLossFalls) {
 
 TEST(Trainer, RefusesBadData) {
   TempDir dir;
-  WriteData(dir / "data");
+  WriteTrainData(dir / "data");
   TrainConfig c = SmallRun(dir, "out");
   c.sequence = 2000;
   EXPECT_THAT(Trainer::Open(c).message(), HasSubstr("expected at least one row"));

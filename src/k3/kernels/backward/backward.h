@@ -47,11 +47,12 @@ struct L2NormArgs {
   View<S, 2> dx;
 };
 
-/// dx += dy w, dw += dy^T x, for w [N, K] dense.
+/// dx += dy w, dw += dy^T x, for w [N, K] dense. keep_f32: never rounded, as forward.
 template <class S>
 struct GemmArgs {
   View<const S, 2> x, w, dy;
   View<S, 2> dx, dw;
+  bool keep_f32 = false;
 };
 
 template <class S>
@@ -232,13 +233,20 @@ struct ExpertMlpArgs {
 
 /// Loss and gradients of scale * sum_t -log softmax(head hidden_t)[targets[t]] in one pass over
 /// chunks of tokens, so that all scores never exist at once. A negative target is left out.
+///
+/// With a teacher (the same number of rows; heads of the same number of rows) a token's loss is
+///   (1 - weight) CE + weight T^2 KL(softmax(teacher / T) || softmax(own / T)).
 template <class S>
 struct CrossEntropyArgs {
   View<const S, 2> hidden, head;
   std::span<const TokenId> targets;
   S scale = 1;
   View<S, 2> dhidden, dhead;
-  std::span<double> losses;  // when set: the unscaled loss of every token, 0 where left out
+  std::span<double> losses;  // when set: the unscaled CE of every token, 0 where left out
+
+  View<const S, 2> teacher_hidden{}, teacher_head{};
+  double teacher_weight = 0, temperature = 1;
+  double* divergence = nullptr;  // when set: the unscaled sum of T^2 KL
 };
 
 #define K3_FOR_EACH_BACKWARD(X) \
@@ -270,7 +278,7 @@ struct CrossEntropyArgs {
 K3_FOR_EACH_BACKWARD(K3_DECLARE_BACKWARD)
 #undef K3_DECLARE_BACKWARD
 
-/// Returns the unscaled sum of the losses.
+/// Returns the unscaled sum of CE.
 template <class S>
 double CrossEntropy(const Context& ctx, const CrossEntropyArgs<S>& args);
 

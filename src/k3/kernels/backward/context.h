@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "k3/base/threads.h"
+#include "k3/tensor/dtype.h"
 #include "k3/tensor/view.h"
 
 namespace k3::cpu {
@@ -23,6 +24,9 @@ struct Strided {
 
 /// Threads and loops; both must outlive it. float uses the table, double plain loops: gradient
 /// checks run the same equations in float64. Results do not depend on the number of threads.
+///
+/// With round_bf16 the float operands of products with weight matrices are rounded to bf16 first,
+/// all but the weights, which the caller has rounded; sums stay f32.
 class Context {
  public:
   Context(ThreadPool& pool, const cpu::SimdTable& simd) : pool_(pool), simd_(simd) {}
@@ -76,6 +80,27 @@ class Context {
   }
 
   const cpu::SimdTable& simd() const { return simd_; }
+
+  bool round_bf16 = false;
+
+  /// In place, when round_bf16 says so.
+  void Round(float* x, std::int64_t n) const {
+    for (std::int64_t i = 0; round_bf16 && i < n; ++i) x[i] = ToFloat(ToBF16(x[i]));
+  }
+  void Round(double*, std::int64_t) const {}
+
+  /// x itself, or its rounded copy in `home`.
+  template <class S>
+  View<const S, 2> Rounded(View<const S, 2> x, std::vector<S>& home) const {
+    if (!round_bf16 || x.data == nullptr) return x;
+    const std::int64_t rows = x.dim(0), cols = x.dim(1);
+    home.resize(static_cast<std::size_t>(rows * cols));
+    ForEach(rows, cols, [&](std::int64_t t) {
+      std::copy_n(x.row(t), cols, home.data() + t * cols);
+      Round(home.data() + t * cols, cols);
+    });
+    return View<const S, 2>(home.data(), {rows, cols});
+  }
 
  private:
   ThreadPool& pool_;

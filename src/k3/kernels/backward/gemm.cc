@@ -1,6 +1,4 @@
-// Backward of products with weights, and of the loss on top of the last one.
-#include <cmath>
-
+// Backward of products with weights.
 #include "k3/kernels/backward/backward.h"
 #include "k3/kernels/backward/grad_math_internal.h"
 #include "k3/kernels/cpu/simd_table.h"
@@ -39,7 +37,10 @@ void Context::MulTransposed(std::int64_t m, std::int64_t k, std::int64_t n, cons
 }
 
 template <class S>
-void Gemm(const Context& ctx, const GemmArgs<S>& a) {
+void Gemm(const Context& ctx, const GemmArgs<S>& args) {
+  std::vector<S> x_home, dy_home;
+  GemmArgs<S> a = args;
+  if (!a.keep_f32) a.x = ctx.Rounded(a.x, x_home), a.dy = ctx.Rounded(a.dy, dy_home);
   const std::int64_t T = a.dy.dim(0), N = a.dy.dim(1), K = a.x.dim(1);
   const std::int64_t ldy = a.dy.strides[0];
   if (a.dx.data) {
@@ -56,54 +57,6 @@ void Gemm(const Context& ctx, const GemmArgs<S>& a) {
   }
 }
 
-template <class S>
-double CrossEntropy(const Context& ctx, const CrossEntropyArgs<S>& a) {
-  constexpr std::int64_t kChunk = 256;  // tokens whose scores exist at once
-  const std::int64_t T = a.hidden.dim(0), V = a.head.dim(0), H = a.head.dim(1);
-  std::vector<S> scores(static_cast<std::size_t>(std::min(T, kChunk) * V));
-  std::vector<double> loss(static_cast<std::size_t>(std::min(T, kChunk)));
-  double total = 0;
-  for (std::int64_t begin = 0; begin < T; begin += kChunk) {
-    const std::int64_t m = std::min(kChunk, T - begin);
-    const View<S, 2> p(scores.data(), {m, V});
-    ctx.Split(V, m * H, [&](std::int64_t b, std::int64_t e) {
-      ctx.MulTransposed(m, H, e - b, a.hidden.row(begin), a.hidden.strides[0], a.head.row(b),
-                        p.data + b, V);
-    });
-    ctx.ForEach(m, 10 * V, [&](std::int64_t i) {
-      const TokenId target = a.targets[static_cast<std::size_t>(begin + i)];
-      S* row = p.row(i);
-      loss[static_cast<std::size_t>(i)] = 0;
-      if (target < 0) return std::fill(row, row + V, S{0});
-      S top = row[0];
-      for (std::int64_t v = 1; v < V; ++v) top = std::max(top, row[v]);
-      double sum = 0;
-      const double own = row[target] - top;
-      for (std::int64_t v = 0; v < V; ++v) sum += row[v] = std::exp(row[v] - top);
-      loss[static_cast<std::size_t>(i)] = std::log(sum) - own;
-      const S r = static_cast<S>(static_cast<double>(a.scale) / sum);
-      for (std::int64_t v = 0; v < V; ++v) row[v] *= r;
-      row[target] -= a.scale;
-    });
-    for (std::int64_t i = 0; i < m; ++i) {
-      total += loss[static_cast<std::size_t>(i)];
-      if (!a.losses.empty()) {
-        a.losses[static_cast<std::size_t>(begin + i)] = loss[static_cast<std::size_t>(i)];
-      }
-    }
-    GemmArgs<S> g;
-    g.x = View<const S, 2>(a.hidden.row(begin), {m, H}, a.hidden.strides);
-    g.w = a.head;
-    g.dy = p;
-    if (a.dhidden.data) g.dx = View<S, 2>(a.dhidden.row(begin), {m, H}, a.dhidden.strides);
-    g.dw = a.dhead;
-    Gemm(ctx, g);
-  }
-  return total;
-}
-
 K3_INSTANTIATE(Gemm);
-template double CrossEntropy<float>(const Context&, const CrossEntropyArgs<float>&);
-template double CrossEntropy<double>(const Context&, const CrossEntropyArgs<double>&);
 
 }  // namespace k3::grad

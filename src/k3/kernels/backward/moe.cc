@@ -73,6 +73,7 @@ void OneExpert(const Context& ctx, const ExpertMlpArgs<S>& a, const ExpertOf<S>&
     std::copy_n(a.x.row(pair[r] / k), D, x + r * D);
     std::copy_n(a.dy.row(pair[r] / k), D, dy + r * D);
   }
+  ctx.Round(x, 2 * m * D);
   ctx.MulTransposed(m, D, I, x, D, w.w1.data, gate, I);
   ctx.MulTransposed(m, D, I, x, D, w.w3.data, up, I);
   ctx.MulAdd(m, D, I, Strided<S>{dy, D, 1}, w.w2.data, w.w2.strides[0], dh, I);
@@ -89,6 +90,7 @@ void OneExpert(const Context& ctx, const ExpertMlpArgs<S>& a, const ExpertOf<S>&
     }
     a.dweights(t, j) += dweight;
   }
+  ctx.Round(gate, 3 * m * I);
   if (w.dw2.data) ctx.MulAdd(D, m, I, Strided<S>{dy, 1, D}, h, I, w.dw2.data, w.dw2.strides[0]);
   if (w.dw1.data) ctx.MulAdd(I, m, D, Strided<S>{gate, 1, I}, x, D, w.dw1.data, w.dw1.strides[0]);
   if (w.dw3.data) ctx.MulAdd(I, m, D, Strided<S>{up, 1, I}, x, D, w.dw3.data, w.dw3.strides[0]);

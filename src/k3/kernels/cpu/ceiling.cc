@@ -78,12 +78,17 @@ double ProductRate(ThreadPool& pool, const SimdTable& simd, bool fast) {
 
 }  // namespace
 
-Ceilings MeasureCeilings(ThreadPool& pool, MathMode mode) {
+double MeasureProductRate(ThreadPool& pool, MathMode mode) {
   const auto table = ChooseTable();
   K3_CHECK(table.ok(), "the instruction set was checked at start");
   const SimdTable& simd = **table;
-  const bool fast = mode == MathMode::kFast && simd.fast != nullptr;
-  return {ReadRate(pool, simd), ProductRate(pool, simd, fast)};
+  return ProductRate(pool, simd, mode == MathMode::kFast && simd.fast != nullptr);
+}
+
+Ceilings MeasureCeilings(ThreadPool& pool, MathMode mode) {
+  const auto table = ChooseTable();
+  K3_CHECK(table.ok(), "the instruction set was checked at start");
+  return {ReadRate(pool, **table), MeasureProductRate(pool, mode)};
 }
 
 }  // namespace k3::cpu
