@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -99,6 +100,18 @@ std::string NameOf(const ServeOptions& o, const std::string& dir) {
   return name.empty() || name == "." || name == ".." ? "k3" : name;
 }
 
+/// A variable that is not set must not open the server to everybody.
+std::string CheckKey(const std::string& text) {
+  return text.empty() ? std::string("found \"\", expected a key") : std::string();
+}
+
+std::string CheckName(const std::string& text) {
+  const bool control = std::any_of(text.begin(), text.end(),
+                                   [](char c) { return static_cast<unsigned char>(c) < ' '; });
+  return text.empty() || control ? std::string("expected a name without control characters")
+                                 : std::string();
+}
+
 bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
@@ -158,6 +171,7 @@ Status Serve(const ServeOptions& o, Engine& loaded, Engine* draft, serve::Api& a
 int Run(const ServeOptions& given) {
   ServeOptions o = given;
   SetUpLog(o.log_level);
+  ::umask(0077);  // snapshots on disk hold what users wrote
   o.http.port = static_cast<std::uint16_t>(o.port);
   o.http.limits.connections = static_cast<std::size_t>(o.connections);
   o.http.limits.body_bytes = static_cast<std::size_t>(o.body_bytes);
@@ -200,7 +214,8 @@ void AddLimits(CLI::App& app, ServeOptions& o) {
   AddBytes(app, "--cache-memory", o.cache_memory,
            "For the prefix cache (default: an eighth of --memory, at most 1 GiB)");
   app.add_flag("--no-prefix-cache", o.no_cache, "Read every prompt from its start");
-  app.add_option("--spill-dir", o.batch.spill_dir, "Keep evicted snapshots in this folder")
+  app.add_option("--spill-dir", o.batch.spill_dir,
+                 "Keep evicted snapshots in this folder, which has to exist")
       ->type_name("DIR");
   AddBytes(app, "--spill-memory", o.spill_memory, "Most bytes there (default 1 GiB)");
   app.add_flag("--no-speculation", o.no_speculation, "Never guess several tokens ahead");
@@ -229,6 +244,7 @@ void AddServe(CLI::App& root, Action& action) {
       ->type_name("HOST");
   AddInteger(*app, "--port", o->port, {0, 65535}, "Port; 0 takes a free one (default 8080)");
   app->add_option("--api-key", o->key, "Key that callers have to show; others can see it in ps")
+      ->check(CheckKey)
       ->type_name("KEY");
   app->add_option("--api-key-file", o->key_file, "File with one key a line")->type_name("FILE");
   app->add_option("--cors", o->api.cors_origin, "Let pages of this origin call (\"*\": of any)")
@@ -239,6 +255,7 @@ void AddServe(CLI::App& root, Action& action) {
                                    : std::string();
       });
   app->add_option("--model-name", o->name, "What clients call the model (default: its folder's)")
+      ->check(CheckName)
       ->type_name("NAME");
   app->add_flag("--strict-model", o->api.strict_model, "Refuse requests that name another model");
   AddLimits(*app, *o);

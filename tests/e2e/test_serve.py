@@ -85,7 +85,7 @@ def test_port_that_is_taken_and_bad_options(k3, base, server):
     out = k3("serve", base, "--port", server.port, code=1)
     assert str(server.port) in out.stderr and out.stdout == ""
     for bad in (["--port", 65536], ["--port", "x"], ["--max-running", 0], ["--cors", ""],
-                ["--state-memory", "-1"], ["--log-level", "loud"]):
+                ["--state-memory", "-1"], ["--log-level", "loud"], ["--api-key", ""], ["--model-name", "a\nb"]):
         k3("serve", base, *bad, code=2)
     k3("serve", base, "--port", 0, "--api-key-file", "/nothing", code=1)
     k3("serve", "/nothing", "--port", 0, code=1)

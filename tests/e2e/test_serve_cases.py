@@ -281,6 +281,7 @@ def test_kv03_and_kv04_snapshots_outlive_the_process(k3_bin, base, cold, tmp_pat
     assert reply["choices"] == expected["choices"]
     for kept in (tmp_path / "kept").rglob("*"):  # half a snapshot is no snapshot
         if kept.is_file():
+            assert kept.stat().st_mode & 0o077 == 0, "prompts are nobody else's"
             kept.write_bytes(kept.read_bytes()[:-100])
     with serving(k3_bin, base, *options) as s:
         reply = s.post("/v1/completions", {**common, "prompt": text}).json()

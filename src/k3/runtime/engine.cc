@@ -124,9 +124,9 @@ Result<std::unique_ptr<Engine>> Engine::Create(TokenModel& model, const EngineOp
   K3_ASSIGN(auto cache, PrefixCache::Create(model, std::move(cache_options)));
   auto core = std::make_unique<EngineCore>(model, options, std::move(cache), draft);
   if (core->capacity(1) < 1) {
-    return Error{Code::kInvalidArgument,
-                 fmt::format("state_bytes: found {}, which is not enough for one sequence",
-                             options.state_bytes)};
+    return Error{
+        Code::kInvalidArgument,
+        fmt::format("{} bytes for states are not enough for one sequence", options.state_bytes)};
   }
   auto impl = std::make_unique<Impl>(std::move(core));
   impl->max_waiting = options.max_waiting;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <string_view>
+#include <utility>
 
 namespace k3 {
 namespace {
@@ -144,6 +145,46 @@ TokenId Draw(Ranking& ranking, const SamplingParams& params, double total, doubl
   return ranking.at(last).id;
 }
 
+/// What Draw gives when nothing is filtered, from one look at every candidate: the ranking is cut
+/// into buckets of scores, and only the one where the sum of weights passes its target is put in
+/// order.
+TokenId DrawFromAll(std::span<const Candidate> all, double temperature, double u) {
+  constexpr std::size_t kBuckets = 512;
+  constexpr double kPerUnit =
+      16;  // buckets for each unit of score; all that is far down shares one
+  const auto best = std::min_element(all.begin(), all.end(), Better);
+  std::vector<double> weights(all.size()), sums(kBuckets);
+  const auto bucket = [&](double score) {
+    return static_cast<std::size_t>(
+        std::min((best->score - score) / temperature * kPerUnit, double{kBuckets - 1}));
+  };
+  double total = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    weights[i] = std::exp((all[i].score - best->score) / temperature);
+    sums[bucket(all[i].score)] += weights[i];
+    total += weights[i];
+  }
+  const double target = u * total;
+  double sum = 0;
+  std::size_t at = 0, last = 0;  // last: in case rounding hides the target behind all buckets
+  for (; at < kBuckets && sum + sums[at] <= target; ++at) {
+    if (sums[at] > 0) last = at;
+    sum += sums[at];
+  }
+  if (at == kBuckets) sum -= sums[at = last];
+  std::vector<std::pair<Candidate, double>> inside;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (weights[i] > 0 && bucket(all[i].score) == at) inside.emplace_back(all[i], weights[i]);
+  }
+  std::sort(inside.begin(), inside.end(),
+            [](const auto& a, const auto& b) { return Better(a.first, b.first); });
+  for (const auto& [candidate, weight] : inside) {
+    sum += weight;
+    if (sum > target) return candidate.id;
+  }
+  return inside.back().first.id;
+}
+
 Status CheckFinite(std::span<const float> logits) {
   if (logits.empty()) return Error{Code::kInvalidArgument, "sampling: no scores"};
   for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -210,6 +251,8 @@ Result<SampleResult> Sampler::Sample(std::span<const float> logits, const Sampli
   SampleResult result;
   if (params.temperature < kGreedyTemperature) {
     result.token = std::min_element(scores.begin(), scores.end(), Better)->id;
+  } else if (params.top_k == 0 && params.top_p >= 1.0 && params.min_p <= 0.0) {
+    result.token = DrawFromAll(scores, params.temperature, u);
   } else {
     Ranking ranking(std::move(scores));
     if (params.top_k > 0) ranking.Truncate(static_cast<std::size_t>(params.top_k));

@@ -351,6 +351,26 @@ TEST(Api, StrictModelNames) {
   EXPECT_EQ(f.Chat({{"model", "tiny"}})->status, 200);
 }
 
+TEST(Api, PromptThatNoTokensCouldFitIsRefusedUnread) {
+  Fixture f(false);
+  auto m = std::make_shared<ServedModel>(*f.model);
+  m->longest_token = 10;
+  f.api.SetModel(m);
+  for (const std::size_t n : {40000u, 40001u}) {  // 4000 tokens of 10 bytes, if there were such
+    const std::string text(n, 'a'), unread = n > 40000 ? "has at least 4001 " : "has 400";
+    const json chat{{"messages", {{{"role", "user"}, {"content", text}}}}, {"max_tokens", 1}};
+    const auto a = f.Post("/v1/completions", {{"prompt", text}});
+    ExpectError(*a, 400, "prompt");
+    const auto b = f.Post("/v1/chat/completions", chat);
+    ExpectError(*b, 400, "messages");
+    for (const auto& answer : {a, b, f.Post("/v1/messages", chat)}) {
+      EXPECT_THAT(answer->body, HasSubstr(unread));
+    }
+    EXPECT_EQ(f.Post("/tokenize", {{"content", text}})->Json()["count"], n);  // needs no room
+    EXPECT_EQ(f.Post("/v1/messages/count_tokens", chat)->Json()["input_tokens"], n);
+  }
+}
+
 TEST(Api, SnapshotsAreAskedForWherePromptsPart) {
   Fixture f;
   f.engine.script = kReply;

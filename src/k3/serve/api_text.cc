@@ -31,10 +31,14 @@ void SendJson(Responder& out, const Json& value) {
   out.Send(std::move(reply));
 }
 
-Json IdsJson(const std::vector<TokenId>& ids) {
-  Json list = Json::array();
-  for (const TokenId id : ids) list.push_back(id);
-  return list;
+/// Written without a tree of JSON values: there may be millions of ids.
+std::string IdsJson(const std::vector<TokenId>& ids) {
+  std::string text = "[";
+  for (const TokenId id : ids) {
+    if (text.size() > 1) text += ',';
+    text += fmt::format_int(id).c_str();
+  }
+  return text + ']';
 }
 
 /// Only of complete answers: what a client cut off says nothing about the model.
@@ -174,9 +178,10 @@ ApiStatus Api::Tokenize(Call& call) {
     g.prompts.push_back(std::move(ids));
   }
   const auto& ids = g.prompts.front();
-  SendJson(
-      *call.out,
-      {{"tokens", IdsJson(ids)}, {"count", ids.size()}, {"max_model_len", call.model->context}});
+  HttpReply reply;
+  reply.body = fmt::format("{{\"tokens\":{},\"count\":{},\"max_model_len\":{}}}", IdsJson(ids),
+                           ids.size(), call.model->context);
+  call.out->Send(std::move(reply));
   return {};
 }
 

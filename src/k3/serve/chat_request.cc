@@ -157,6 +157,12 @@ ApiStatus ReadChatFields(const json& body, const ServedModel& model, std::vector
   return {};
 }
 
+ApiStatus CheckMessages(const std::vector<Message>& messages, const ServedModel& model) {
+  std::size_t bytes = 0;
+  for (const Message& m : messages) bytes += m.Text().size();
+  return CheckLength(bytes, model, "messages");
+}
+
 ApiStatus BuildChatPrompt(const std::vector<Message>& messages, const ServedModel& model,
                           Generation& out) {
   out.chat = model.chat_format;
@@ -188,6 +194,7 @@ ApiStatus ReadChat(const json& body, const ServedModel& model, Generation& out) 
   K3_API_TRY(ReadCommonFields(r, model, out));
   K3_API_TRY(ReadChatLimit(r, out));
   K3_API_TRY(ReadChatLogprobs(r, out));
+  K3_API_TRY(CheckMessages(messages, model));
   K3_API_TRY(BuildChatPrompt(messages, model, out));
   return AddConstraint(body, model, out);
 }

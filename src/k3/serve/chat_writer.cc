@@ -40,7 +40,21 @@ class WholeChat final : public ReplyWriter {
   WholeChat(const ServedModel& model, ReplyFormat format, std::shared_ptr<Responder> out)
       : model_(model), format_(std::move(format)), out_(std::move(out)) {}
 
-  void Done(const std::vector<Choice>& choices, const Usage& usage) override {
+  void Done(std::vector<Choice> choices, const Usage& usage) override {
+    HttpReply reply;
+    reply.headers = format_.headers;
+    const auto all = std::make_shared<const std::vector<Choice>>(std::move(choices));
+    reply.make_body = [all, usage, format = format_, model = &model_] {
+      return Body(*all, usage, format, *model);
+    };
+    out_->Send(std::move(reply));
+  }
+
+  void Fail(const ApiError& error) override { out_->Send(ErrorReply(error, Dialect::kOpenAi)); }
+
+ private:
+  static std::string Body(const std::vector<Choice>& choices, const Usage& usage,
+                          const ReplyFormat& format, const ServedModel& model) {
     Json list = Json::array();
     for (const Choice& c : choices) {
       Json message{{"role", "assistant"}};
@@ -49,26 +63,20 @@ class WholeChat final : public ReplyWriter {
       if (!c.reasoning.empty()) message["reasoning_content"] = c.reasoning;
       if (!c.tool_calls.empty()) message["tool_calls"] = CallsJson(c.tool_calls);
       Json logprobs;
-      if (format_.logprobs) logprobs["content"] = ChatLogprobs(c.tokens, *model_.tokenizer);
+      if (format.logprobs) logprobs["content"] = ChatLogprobs(c.tokens, *model.tokenizer);
       list.push_back({{"index", list.size()},
                       {"message", std::move(message)},
                       {"logprobs", std::move(logprobs)},
                       {"finish_reason", c.finish_reason}});
     }
-    HttpReply reply;
-    reply.headers = format_.headers;
-    reply.body = Dump({{"id", format_.id},
-                       {"object", "chat.completion"},
-                       {"created", format_.created},
-                       {"model", model_.id},
-                       {"choices", std::move(list)},
-                       {"usage", UsageJson(usage)}});
-    out_->Send(std::move(reply));
+    return Dump({{"id", format.id},
+                 {"object", "chat.completion"},
+                 {"created", format.created},
+                 {"model", model.id},
+                 {"choices", std::move(list)},
+                 {"usage", UsageJson(usage)}});
   }
 
-  void Fail(const ApiError& error) override { out_->Send(ErrorReply(error, Dialect::kOpenAi)); }
-
- private:
   const ServedModel& model_;
   ReplyFormat format_;
   std::shared_ptr<Responder> out_;
@@ -87,7 +95,7 @@ class StreamedChat final : public ReplyWriter {
     Write(index, Json::object(), {}, choice.finish_reason);
   }
 
-  void Done(const std::vector<Choice>&, const Usage& usage) override {
+  void Done(std::vector<Choice>, const Usage& usage) override {
     std::string last;
     if (format_.include_usage) {
       Json chunk = Chunk();

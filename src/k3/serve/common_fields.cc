@@ -91,6 +91,23 @@ ApiStatus ParseBody(std::string_view body, json& out) {
   return {};
 }
 
+ApiStatus CheckLength(std::size_t text_bytes, const ServedModel& model, const char* field) {
+  if (model.longest_token == 0) return {};
+  const auto tokens =
+      static_cast<std::int64_t>((text_bytes + model.longest_token - 1) / model.longest_token);
+  if (tokens <= model.context) return {};
+  return TooLong(tokens, true, model, field);
+}
+
+ApiError TooLong(std::int64_t tokens, bool at_least, const ServedModel& model, const char* field) {
+  ApiError e;
+  e.message = fmt::format("the prompt has {}{} tokens, but the context only {}",
+                          at_least ? "at least " : "", tokens, model.context);
+  e.param = field;
+  e.code = "context_length_exceeded";
+  return e;
+}
+
 ApiStatus ReadStops(const JsonReader& r, const char* key, std::vector<std::string>& out) {
   const json* value = r.Find(key);
   if (value == nullptr) return {};

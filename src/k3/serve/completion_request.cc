@@ -13,6 +13,7 @@ using nlohmann::json;
 
 /// Text gets BOS in front where the model wants one; ids are taken as they are.
 ApiStatus AddText(const std::string& text, const ServedModel& model, Generation& out) {
+  K3_API_TRY(CheckLength(text.size(), model, "prompt"));
   std::vector<TokenId> ids;
   if (model.bos) ids.push_back(*model.bos);
   const auto encoded = model.tokenizer->Encode(text);
@@ -77,6 +78,7 @@ ApiStatus ReadBestOf(const JsonReader& r, const Generation& g) {
 
 ApiStatus ReadCompletion(const json& body, const ServedModel& model, Generation& out) {
   const JsonReader r(body, "request");
+  out.prompt_field = "prompt";
   K3_API_TRY(ReadCommonFields(r, model, out));
   K3_API_TRY(ReadBestOf(r, out));
   if (r.Has("suffix")) {

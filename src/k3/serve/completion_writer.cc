@@ -58,35 +58,40 @@ class WholeCompletion final : public ReplyWriter {
   WholeCompletion(const ServedModel& model, ReplyFormat format, std::shared_ptr<Responder> out)
       : model_(model), format_(std::move(format)), out_(std::move(out)) {}
 
-  void Done(const std::vector<Choice>& choices, const Usage& usage) override {
-    Json list = Json::array();
-    for (const Choice& c : choices) {
-      list.push_back({{"index", list.size()},
-                      {"text", Text(c)},
-                      {"logprobs", format_.logprobs ? Logprobs(c) : Json()},
-                      {"finish_reason", c.finish_reason}});
-    }
+  void Done(std::vector<Choice> choices, const Usage& usage) override {
     HttpReply reply;
     reply.headers = format_.headers;
-    reply.body = Dump({{"id", format_.id},
-                       {"object", "text_completion"},
-                       {"created", format_.created},
-                       {"model", model_.id},
-                       {"choices", std::move(list)},
-                       {"usage", UsageJson(usage)}});
+    const auto all = std::make_shared<const std::vector<Choice>>(std::move(choices));
+    reply.make_body = [all, usage, format = format_, model = &model_] {
+      return Body(*all, usage, format, *model);
+    };
     out_->Send(std::move(reply));
   }
 
   void Fail(const ApiError& error) override { out_->Send(ErrorReply(error, Dialect::kOpenAi)); }
 
  private:
-  std::string Text(const Choice& c) const {
-    return format_.echo ? EchoText(c.prompt, *model_.tokenizer) + c.content : c.content;
+  static std::string Body(const std::vector<Choice>& choices, const Usage& usage,
+                          const ReplyFormat& format, const ServedModel& model) {
+    Json list = Json::array();
+    for (const Choice& c : choices) {
+      const std::string echo = format.echo ? EchoText(c.prompt, *model.tokenizer) : "";
+      list.push_back({{"index", list.size()},
+                      {"text", echo + c.content},
+                      {"logprobs", format.logprobs ? Logprobs(c, format, model) : Json()},
+                      {"finish_reason", c.finish_reason}});
+    }
+    return Dump({{"id", format.id},
+                 {"object", "text_completion"},
+                 {"created", format.created},
+                 {"model", model.id},
+                 {"choices", std::move(list)},
+                 {"usage", UsageJson(usage)}});
   }
 
-  Json Logprobs(const Choice& c) const {
-    TokenTable table(*model_.tokenizer, 0);
-    if (format_.echo && !c.prompt.empty()) {
+  static Json Logprobs(const Choice& c, const ReplyFormat& format, const ServedModel& model) {
+    TokenTable table(*model.tokenizer, 0);
+    if (format.echo && !c.prompt.empty()) {
       table.AddFirst(c.prompt[0]);
       for (const SampleResult& t : c.prompt_tokens) table.Add(t);
     }
@@ -120,7 +125,7 @@ class StreamedCompletion final : public ReplyWriter {
     Write(index, "", Json(), choice.finish_reason);
   }
 
-  void Done(const std::vector<Choice>&, const Usage& usage) override {
+  void Done(std::vector<Choice>, const Usage& usage) override {
     std::string last;
     if (format_.include_usage) {
       Json chunk = Chunk();

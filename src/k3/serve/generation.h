@@ -24,6 +24,7 @@ inline constexpr std::int64_t kMaxTopLogprobs = 20;
 struct Generation {
   std::vector<std::vector<TokenId>> prompts;  // chat has one
   std::vector<std::int64_t> snapshot_at;      // in prompts[0]
+  const char* prompt_field = "messages";      // what the request calls it
   std::int64_t n = 1;                         // choices of each prompt
   SamplingParams sampling;                    // the seed of choice 0
   std::optional<std::int64_t> max_tokens;     // absent: until the context is full
@@ -48,6 +49,13 @@ struct Generation {
 [[nodiscard]] ApiStatus ReadCommonFields(const JsonReader& request, const ServedModel& model,
                                          Generation& out);
 
+/// Refuses a prompt of so many bytes of text that the context has too few tokens for it whatever
+/// they are: reading megabytes into tokens takes seconds, and this knows without.
+[[nodiscard]] ApiStatus CheckLength(std::size_t text_bytes, const ServedModel& model,
+                                    const char* field);
+/// The same of a prompt whose tokens are known, or at least how many there are.
+ApiError TooLong(std::int64_t tokens, bool at_least, const ServedModel& model, const char* field);
+
 /// A string or a list of strings; `key` is "stop" or "stop_sequences".
 [[nodiscard]] ApiStatus ReadStops(const JsonReader& request, const char* key,
                                   std::vector<std::string>& out);
@@ -69,6 +77,9 @@ struct Generation {
 /// plain text: BOS, then each message, those that are not the assistant's on a line of their own.
 [[nodiscard]] ApiStatus BuildChatPrompt(const std::vector<chat::Message>& messages,
                                         const ServedModel& model, Generation& out);
+/// CheckLength of all their text.
+[[nodiscard]] ApiStatus CheckMessages(const std::vector<chat::Message>& messages,
+                                      const ServedModel& model);
 /// The same prompt for people to read.
 [[nodiscard]] ApiStatus ChatPromptText(const std::vector<chat::Message>& messages,
                                        const chat::ChatOptions& options, const ServedModel& model,

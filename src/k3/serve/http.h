@@ -30,6 +30,9 @@ struct HttpReply {
   std::string content_type = "application/json";
   std::string body;
   HeaderList headers;
+  /// Gives the body instead, for Send: called once on the connection's thread, which large ones
+  /// keep busy instead of the caller's. May throw; then the answer is 500.
+  std::function<std::string()> make_body;
 };
 
 /// Where the answer to one request goes. All functions may be called from any thread and never

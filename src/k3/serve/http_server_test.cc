@@ -50,6 +50,14 @@ class TestHandler final : public HttpHandler {
       return;
     }
     HttpReply r;
+    if (request.path == "/made" || request.path == "/unmade") {
+      r.make_body = [good = request.path == "/made"] {
+        if (!good) throw std::bad_alloc();
+        return std::string("made elsewhere");
+      };
+      std::thread([&] { out->Send(std::move(r)); }).join();
+      return;
+    }
     r.body = request.method + " " + request.path + " " + request.body;
     out->Send(std::move(r));
   }
@@ -170,6 +178,39 @@ TEST_F(HttpServerTest, WhatIsNotHttpIsRefused) {
   EXPECT_THAT(Ask("GET / HTTP/1.1\r\n a: b\r\n: c\r\n\r\n"), StartsWith("HTTP/1.1 400"));
 }
 
+/// What two readers of the same bytes could cut differently.
+TEST_F(HttpServerTest, AmbiguousFramingIsRefusedAndEndsTheConnection) {
+  Start();
+  for (const std::string_view head :
+       {"Transfer-Encoding: gzip", "Transfer-Encoding: xchunked",
+        "Transfer-Encoding: gzip, chunked", "Transfer-Encoding: chunked\r\nContent-Length: 5",
+        "Host: a\r\nHost: b"}) {
+    const std::string answer = Ask("POST /a HTTP/1.1\r\n" + std::string(head) +
+                                   "\r\n\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n");
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 400")) << head;
+    EXPECT_THAT(answer, Not(HasSubstr("smuggled"))) << head;
+    EXPECT_THAT(answer, HasSubstr("Connection: close")) << head;
+  }
+  EXPECT_THAT(Ask("POST /a HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+              StartsWith("HTTP/1.1 400"));
+  EXPECT_THAT(
+      Ask("POST /a HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", "hi"),
+      HasSubstr("POST /a hi"));
+}
+
+TEST_F(HttpServerTest, TargetsWithSchemeAndHost) {
+  Start();
+  EXPECT_THAT(Ask("GET http://x:80/a?b HTTP/1.1\r\n\r\n", "GET /a"), HasSubstr("GET /a "));
+  EXPECT_THAT(Ask("GET HTTPS://x HTTP/1.1\r\n\r\n", "GET /"), HasSubstr("GET / "));
+}
+
+TEST_F(HttpServerTest, BodiesMadeOnTheConnectionsThread) {
+  Start();
+  EXPECT_THAT(Ask("GET /made HTTP/1.1\r\n\r\n", "elsewhere"),
+              ::testing::AllOf(HasSubstr("Content-Length: 14"), HasSubstr("made elsewhere")));
+  EXPECT_THAT(Ask("GET /unmade HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 500"));
+}
+
 TEST_F(HttpServerTest, Limits) {
   options.limits.body_bytes = 1000;
   options.limits.url_bytes = 100;
@@ -212,6 +253,8 @@ TEST_F(HttpServerTest, ExpectContinue) {
   EXPECT_THAT(c.Read("\r\n\r\n"), StartsWith("HTTP/1.1 100"));
   c.Send("hi");
   EXPECT_THAT(c.Read("hi"), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(Ask("POST /a HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nhi"),
+              StartsWith("HTTP/1.1 200"));
 }
 
 TEST_F(HttpServerTest, SlowClients) {

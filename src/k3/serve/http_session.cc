@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
@@ -32,6 +33,31 @@ std::string Lower(std::string_view text) {
 }
 
 std::string_view Text(beast::string_view s) { return {s.data(), s.size()}; }
+
+/// The path and query of a target that has a scheme and host too, as proxies send it.
+std::string_view OriginForm(std::string_view target) {
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (!beast::iequals(beast::string_view(target.data(), std::min(target.size(), scheme.size())),
+                        beast::string_view(scheme.data(), scheme.size()))) {
+      continue;
+    }
+    const std::size_t path = target.find_first_of("/?", scheme.size());
+    return path == target.npos || target[path] == '?' ? "/" : target.substr(path);
+  }
+  return target;
+}
+
+/// What makes it unclear where the request ends or whom it is for; empty: nothing. Beast reads an
+/// unknown coding as a request without a body, and what follows as the next one.
+std::string_view Ambiguity(const http::request<http::string_body>& head) {
+  if (head.count(http::field::host) > 1) return "found several Host fields, expected one";
+  const std::size_t codings = head.count(http::field::transfer_encoding);
+  if (codings == 0) return {};
+  if (codings > 1 || !beast::iequals(head[http::field::transfer_encoding], "chunked")) {
+    return "Transfer-Encoding: expected chunked and nothing else";
+  }
+  return head.version() < 11 ? "Transfer-Encoding: not in HTTP/1.0" : std::string_view();
+}
 
 /// Sends what the handler says; without an answer the peer is told that it is our fault.
 class Exchange final : public Responder {
@@ -172,6 +198,7 @@ void Session::OnHeader(beast::error_code ec) {
   http_1_0_ = head.version() < 11;
   keep_alive_ = head.keep_alive();
   request_id_ = RequestIdOf(Text(head["X-Request-Id"]));
+  if (const std::string_view why = Ambiguity(head); !why.empty()) return Refuse(400, why);
   if (head.target().size() > limits().url_bytes) {
     return Refuse(414, fmt::format("the URL has {} bytes, expected at most {}",
                                    head.target().size(), limits().url_bytes));
@@ -188,7 +215,7 @@ void Session::OnHeader(beast::error_code ec) {
   if (!ReserveBody()) {
     return Refuse(503, "too much request data at once, try again later");
   }
-  if (beast::iequals(head[http::field::expect], "100-continue")) {
+  if (!http_1_0_ && beast::iequals(head[http::field::expect], "100-continue")) {
     static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
     return asio::async_write(socket_, asio::buffer(kContinue),
                              [self = shared_from_this()](auto error, auto) {
@@ -233,7 +260,8 @@ void Session::OnReadError(beast::error_code ec) {
   if (!syntax || ec == http::error::end_of_stream || ec == http::error::partial_message) {
     return Close();
   }
-  if (ec == http::error::bad_version) return Refuse(505, "expected HTTP/1.1");
+  if (ec == http::error::bad_version)
+    return Refuse(505, "expected HTTP/1.1, and lines that end with CR LF");
   Refuse(400, "this is not HTTP: " + ec.message());
 }
 
@@ -241,7 +269,7 @@ HttpRequest Session::TakeHead() {
   const auto& head = parser_->get();
   HttpRequest r;
   r.method = Text(head.method_string());
-  const std::string target(Text(head.target()));
+  const std::string target(OriginForm(Text(head.target())));
   const std::size_t mark = target.find('?');
   r.path = target.substr(0, mark);
   if (mark != target.npos) r.query = target.substr(mark + 1);
@@ -324,8 +352,18 @@ void Session::PostSend(HttpReply reply) {
   asio::post(socket_.get_executor(), [self = shared_from_this(), r = std::move(reply)]() mutable {
     if (self->phase_ == Phase::kClosed || self->answering_) return;
     self->answering_ = self->answer_ended_ = true;
+    if (r.make_body) self->MakeBody(r);
     self->Queue(self->Head(r, false) + (self->is_head_ ? "" : r.body));
   });
+}
+
+void Session::MakeBody(HttpReply& reply) {
+  try {
+    reply.body = std::exchange(reply.make_body, nullptr)();
+  } catch (const std::exception& e) {
+    spdlog::error("request {}: {}", request_id_, e.what());
+    reply = shared_->handler.Refusal(500, "something went wrong in the server");
+  }
 }
 
 void Session::PostBegin(HttpReply head) {

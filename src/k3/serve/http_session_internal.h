@@ -80,6 +80,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void Refuse(int status, std::string_view message);
   void Arm(double seconds);
   void OnTimer();
+  void MakeBody(HttpReply& reply);
   void Queue(std::string bytes);
   void WriteMore();
   void OnWritten(boost::beast::error_code ec, std::size_t flow_bytes);

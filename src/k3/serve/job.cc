@@ -111,12 +111,7 @@ ApiStatus Job::Prepare(const std::string& call_id_prefix) {
   for (const auto& prompt : g.prompts) {
     const auto length = static_cast<std::int64_t>(prompt.size());
     if (length <= model_->context) continue;
-    ApiError e;
-    e.message =
-        fmt::format("the prompt has {} tokens, but the context only {}", length, model_->context);
-    e.param = g.chat ? "messages" : "prompt";
-    e.code = "context_length_exceeded";
-    return e;
+    return TooLong(length, false, *model_, g.prompt_field);
   }
   return {};
 }
@@ -314,18 +309,18 @@ void Job::End(const ApiError* error, const char* outcome) {
   report.first_token_s = first_token_s_;
   report.first_answer_s = first_answer_s_;
   report.total_s = Since(start_);
+  if (error != nullptr) report.status = error->status;
+  if (error == nullptr && std::string_view(outcome) == "cancelled") report.status = 499;
+  // First: who has the answer finds it counted.
+  if (report_) report_(report);
+  report_ = nullptr;
   if (error != nullptr) {
-    report.status = error->status;
     writer_->Fail(*error);
   } else if (std::string_view(outcome) == "ok") {
     std::vector<Choice> choices;
     for (State& s : states_) choices.push_back(std::move(s.choice));
-    writer_->Done(choices, usage);
-  } else {
-    report.status = 499;
+    writer_->Done(std::move(choices), usage);
   }
-  if (report_) report_(report);
-  report_ = nullptr;
   writer_ = nullptr;
 }
 

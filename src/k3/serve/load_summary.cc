@@ -109,9 +109,9 @@ Json SummaryJson(const LoadOptions& o, const LoadSummary& s) {
   if (o.slo_ttft_s > 0 || o.slo_tpot_s > 0) {
     const auto limit = [](double v) { return v > 0 ? Json(v) : Json(); };
     out["goodput"] = {{"slo_ttft_s", limit(o.slo_ttft_s)},
-                       {"slo_tpot_s", limit(o.slo_tpot_s)},
-                       {"requests", s.in_slo},
-                       {"requests_per_s", s.goodput_per_s()}};
+                      {"slo_tpot_s", limit(o.slo_tpot_s)},
+                      {"requests", s.in_slo},
+                      {"requests_per_s", s.goodput_per_s()}};
   }
   out["ttft_s"] = QuantilesJson(s.ttft);
   if (s.ttft_shared.count > 0) out["ttft_shared_s"] = QuantilesJson(s.ttft_shared);

@@ -176,6 +176,7 @@ ApiStatus ReadMessages(const json& body, const ServedModel& model, bool counting
                     max_tokens));
     out.max_tokens = max_tokens;
   }
+  if (!counting) K3_API_TRY(CheckMessages(messages, model));
   K3_API_TRY(BuildChatPrompt(messages, model, out));
   return counting ? ApiStatus() : AddConstraint(converted, model, out);
 }

@@ -48,7 +48,7 @@ class WholeMessage final : public ReplyWriter {
   WholeMessage(const ServedModel& model, ReplyFormat format, std::shared_ptr<Responder> out)
       : model_(model), format_(std::move(format)), out_(std::move(out)) {}
 
-  void Done(const std::vector<Choice>& choices, const Usage& usage) override {
+  void Done(std::vector<Choice> choices, const Usage& usage) override {
     const Choice& c = choices.front();
     Json message = EmptyMessage(model_, format_, usage);
     Json& content = message["content"];
@@ -112,7 +112,7 @@ class StreamedMessage final : public ReplyWriter {
     }
   }
 
-  void Done(const std::vector<Choice>& choices, const Usage& usage) override {
+  void Done(std::vector<Choice> choices, const Usage& usage) override {
     Begin();
     CloseBlock();
     const Choice& c = choices.front();

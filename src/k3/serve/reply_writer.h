@@ -58,7 +58,7 @@ class ReplyWriter {
     (void)index;
     (void)choice;
   }
-  virtual void Done(const std::vector<Choice>& choices, const Usage& usage) = 0;
+  virtual void Done(std::vector<Choice> choices, const Usage& usage) = 0;
   /// A proper status as long as nothing was sent, an error event afterwards.
   virtual void Fail(const ApiError& error) = 0;
 };

@@ -174,6 +174,7 @@ class FakeResponder final : public Responder {
  public:
   explicit FakeResponder(std::shared_ptr<Answer> answer) : answer_(std::move(answer)) {}
   void Send(HttpReply reply) override {
+    if (reply.make_body) reply.body = reply.make_body();
     Begin(std::move(reply));
     End();
   }

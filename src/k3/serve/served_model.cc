@@ -52,6 +52,9 @@ Result<ServedModel> DescribeModel(const std::string& dir, const ModelConfig& con
   SetDefaults(file, m.defaults);
   m.eos = file.eos.empty() ? config.eos : file.eos;
   m.tokenizer = &tokenizer;
+  for (TokenId id = 0; id < config.vocab; ++id) {
+    m.longest_token = std::max(m.longest_token, tokenizer.Bytes(id).value_or("").size());
+  }
   if (tokenizer.add_bos()) {
     m.bos = config.bos ? config.bos : tokenizer.SpecialId("[BOS]");
     if (m.bos && (*m.bos < 0 || *m.bos >= config.vocab)) {

@@ -34,7 +34,8 @@ struct ServedModel {
   std::int64_t created = 0;  // seconds since 1970
   std::int64_t vocab = 0;
   std::int64_t context = 0;
-  SamplingParams defaults;  // where a request says nothing
+  std::size_t longest_token = 0;  // bytes of the vocabulary's longest; 0: unknown
+  SamplingParams defaults;        // where a request says nothing
   std::vector<TokenId> eos;
 
   const Tokenizer* tokenizer = nullptr;  // outlives the server

@@ -4,6 +4,8 @@ import { byLabel, parse, quantiles, total } from "./metrics.js";
 
 const POLL_MS = 2000, WINDOW_MS = 60000;
 
+const MISSES = { nothing: "nothing begins alike", no_snapshot: "no snapshot there" };
+
 const history = [];  // {time, families}, oldest first, one minute
 let timer = null;
 
@@ -96,7 +98,10 @@ function drawCards(now) {
 }
 
 function drawLatency(now) {
-  const before = history.length > 1 ? history[0].families : null;
+  // Until somebody has looked for a minute there is no older scrape to compare with.
+  const minute = history.at(-1).time - history[0].time > WINDOW_MS - 2 * POLL_MS;
+  const before = minute ? history[0].families : null;
+  $("h-latency").textContent = `Latency, ${minute ? "last minute" : "since the start"}`;
   const rows = [
     ["first token", "k3_ttft_seconds"], ["first answer token", "k3_ttfo_seconds"],
     ["between tokens", "k3_itl_seconds"], ["per token of a request", "k3_tpot_seconds"],
@@ -120,13 +125,15 @@ function drawBars(now) {
   const memory = Object.entries(byLabel(now, "k3_memory_bytes", "component"));
   bars("memory", [
     ...memory.map(([name, value]) =>
-      [limits[name] ? `${name}, of ${bytes(limits[name])}` : name, value, limits[name]]),
+      [name.replaceAll("_", " ") + (limits[name] ? `, of ${bytes(limits[name])}` : ""), value,
+        limits[name]]),
     ["process, files included", total(now, "k3_process_resident_bytes") ?? 0],
   ], bytes);
   const prompt = total(now, "k3_prompt_tokens_total");
   const cached = total(now, "k3_prompt_tokens_cached_total");
   const misses = Object.entries(byLabel(now, "k3_prefix_cache_misses_total", "reason"))
-    .filter(([, value]) => value > 0).map(([reason, value]) => [reason, value]);
+    .filter(([, value]) => value > 0)
+    .map(([reason, value]) => [MISSES[reason] ?? reason, value]);
   bars("prefix", prompt ? [["tokens cached", cached], ["tokens read", prompt - cached]] : []);
   bars("misses", misses);
   const drafted = total(now, "k3_draft_tokens_total");
