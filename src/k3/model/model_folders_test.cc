@@ -72,6 +72,35 @@ TEST(ModelFolder, AnyWeightChangesTheFingerprint) {
   EXPECT_EQ((*Model::Load(dir.path()))->fingerprint(), (*original)->fingerprint());
 }
 
+TEST(ModelFolder, SettingsThatNoShapeShowsChangeTheFingerprint) {
+  const TempDir dir;
+  for (const auto& entry : std::filesystem::directory_iterator(kGolden + "tiny-k3")) {
+    WriteBytes(dir / entry.path().filename().string(), ReadBytes(entry.path().string()));
+  }
+  const auto original = Model::Load(dir.path());
+  ASSERT_TRUE(original.ok()) << original.message();
+  const auto config = nlohmann::json::parse(ReadBytes(dir / "config.json"));
+  const std::vector<std::pair<const char*, nlohmann::json>> changes = {
+      {"rms_norm_eps", 1e-4},
+      {"num_experts_per_token", 1},
+      {"routed_scaling_factor", 3.5},
+      {"moe_renormalize", false},
+      {"activation_situ_beta", 5},
+      {"attn_res_block_size", 2},
+      {"moe_router_activation_func", "softmax"}};
+  for (const auto& [key, value] : changes) {
+    auto changed = config;
+    ASSERT_NE(changed["text_config"][key], value) << key;
+    changed["text_config"][key] = value;
+    WriteBytes(dir / "config.json", changed.dump());
+    const auto other = Model::Load(dir.path());
+    ASSERT_TRUE(other.ok()) << other.message();
+    EXPECT_NE((*other)->fingerprint(), (*original)->fingerprint()) << key;
+  }
+  WriteBytes(dir / "config.json", config.dump(1));
+  EXPECT_EQ((*Model::Load(dir.path()))->fingerprint(), (*original)->fingerprint()) << "layout";
+}
+
 /// tests/cases/checkpoint: odd folders and what must happen to them.
 TEST(CheckpointCases, AllAsExpected) {
   const char* python = "/usr/bin/python3";

@@ -194,16 +194,39 @@ void Binder::BindAll(bool has_head) {
   RefreshProducts(out_);
 }
 
-/// Hash of every name, dtype and shape, and of the first and last bytes of every tensor that is not
-/// a routed expert (reading those too would touch a page of each of half a million tensors), plus
-/// the experts' bytes themselves when the model is small.
-std::uint64_t Fingerprint(const Checkpoint& files, std::int64_t total_bytes) {
+/// What changes the arithmetic and no shape shows: two models that differ here alone may not share
+/// a state.
+std::string Settings(const ModelConfig& c) {
+  const MoeConfig& m = c.moe;
+  const ResidualConfig& r = c.residual;
+  std::string out = fmt::format("{} {} {} {}/", c.rms_eps, static_cast<int>(c.act), c.situ_beta,
+                                c.situ_linear_beta.value_or(0.f));
+  for (const AttentionKind kind : c.attention) out += fmt::format("{}", static_cast<int>(kind));
+  out += fmt::format("/{} {} {}/{} {} {} {}/{} {} {} {} {} {}/", c.n_heads, c.kda.n_heads,
+                     c.kda.lower_bound.value_or(0.f), c.mla.qk_nope_dim, c.mla.v_dim,
+                     c.mla.output_gate, c.mla.norm_eps, c.gqa.n_kv_heads, c.gqa.head_dim,
+                     c.gqa.rope, c.gqa.rope_theta, c.gqa.output_gate, c.gqa.qk_norm);
+  out +=
+      fmt::format("{} {} {} {} {} {} {} {} {} {} {}/", m.top_k, m.latent_norm, m.renormalize,
+                  m.routed_scale, m.n_group, m.topk_group, static_cast<int>(m.score), m.first_dense,
+                  m.layer_freq, static_cast<int>(m.router), static_cast<int>(m.encoder_act));
+  return out + fmt::format("{} {} {} {} {}\n", static_cast<int>(r.mode), r.block_size,
+                           r.attention_only, r.fixed_depth_alpha, r.attn_res_gate);
+}
+
+/// Hash of the settings, of every name, dtype and shape, and of the first and last bytes of every
+/// tensor that is not a routed expert (reading those too would touch a page of each of half a
+/// million tensors), plus the experts' bytes themselves when the model is small.
+std::uint64_t Fingerprint(const ModelConfig& config, const Checkpoint& files,
+                          std::int64_t total_bytes) {
   constexpr std::int64_t kEdge = 4096, kSmallModel = std::int64_t{1} << 26;
   XXH3_state_t* state = XXH3_createState();
   XXH3_64bits_reset(state);
   auto add = [&](const void* p, std::int64_t n) {
     if (n > 0) XXH3_64bits_update(state, p, static_cast<std::size_t>(n));
   };
+  const std::string settings = Settings(config);
+  add(settings.data(), static_cast<std::int64_t>(settings.size()));
   for (const auto& [name, t] : files.tensors()) {
     const std::string head = fmt::format("{} {} {}\n", name, Name(t.dtype), ShapeString(t.shape));
     add(head.data(), static_cast<std::int64_t>(head.size()));
@@ -232,7 +255,7 @@ Result<std::unique_ptr<ModelWeights>> BindWeights(const ModelConfig& config,
   for (const auto& [name, t] : checkpoint.tensors()) {
     if (name.starts_with(check.prefix)) weights->bytes += t.bytes();
   }
-  weights->fingerprint = Fingerprint(checkpoint, weights->bytes);
+  weights->fingerprint = Fingerprint(config, checkpoint, weights->bytes);
   return weights;
 }
 

@@ -48,7 +48,7 @@ struct ModelWeights {
   std::deque<std::vector<float>> owned;
   std::vector<Product> products;
   std::int64_t bytes = 0;         // of all text tensors, as stored
-  std::uint64_t fingerprint = 0;  // of names, shapes and sampled contents
+  std::uint64_t fingerprint = 0;  // of settings, names, shapes and sampled contents
   std::vector<std::string> warnings;
 };
 
