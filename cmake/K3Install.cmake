@@ -1,5 +1,5 @@
-# What `cmake --install` lays down: the program, libk3.a, libk3_kda.so, their public headers, the demo model, and the
-# package files behind find_package(k3). Internal headers stay out.
+# What `cmake --install` lays down: the program, libk3.a, libk3_kda.so, their public headers, the
+# demo model, and the package files behind find_package(k3). Internal headers stay out.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 

@@ -13,7 +13,7 @@ if(K3_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${K3_CCACHE})
 endif()
 
-# Headers take most of the time to compile: files of a module compiled together need half of it. The
+# Headers take most of the time to compile; files of a module compiled together read them once. The
 # builds for development and the sanitizers compile each alone, and so find a forgotten include.
 option(K3_UNITY "Compile the files of a module together, eight at a time" OFF)
 function(k3_unity target)

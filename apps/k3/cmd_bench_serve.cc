@@ -108,15 +108,9 @@ Status WarmUp(const BenchServeOptions& o, const serve::HttpTarget& target,
   return serve::RunLoad(load, target, turned, &Interrupted(), {}).status();
 }
 
-Status WriteFile(const std::string& path, const std::string& text) {
-  K3_ASSIGN(AtomicFile file, AtomicFile::Create(path));
-  K3_TRY(file.Write(text.data(), text.size()));
-  return file.Commit();
-}
-
 Status WriteReport(const BenchServeOptions& o, const serve::LoadSummary& summary, Json report) {
   if (o.json == "-") return WriteOut(JsonText(report, 1));
-  if (!o.json.empty()) K3_TRY(WriteFile(o.json, JsonText(report, 1)));
+  if (!o.json.empty()) K3_TRY(WriteFileAtomically(o.json, JsonText(report, 1)));
   return WriteOut(Table(o.load, summary));
 }
 

@@ -66,13 +66,10 @@ class Case:
         return self.o
 
     def fla_arguments(self):
-        return dict(self.x_as("q", "k", "v"), g=self.x["f"], beta=self.x["beta"], scale=DIM**-0.5,
-                    use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, A_log=self.a_log,
+        return dict(q=self.x["q"], k=self.x["k"], v=self.x["v"], g=self.x["f"],
+                    beta=self.x["beta"], scale=DIM**-0.5, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, A_log=self.a_log,
                     dt_bias=self.dt_bias, lower_bound=BOUND, use_beta_sigmoid_in_kernel=True,
                     output_final_state=True, cu_seqlens=self.cu if len(self.cu) > 2 else None)
-
-    def x_as(self, *names):
-        return {name: self.x[name] for name in names}
 
     def fla(self):
         from fla.ops.kda import chunk_kda
@@ -121,7 +118,7 @@ class Case:
 
 
 def times(calls, repeats=15, warm=4):
-    """Median milliseconds of each call, taken in turns; captured in a graph first where it can."""
+    """Median milliseconds of each call, taken in turns."""
     for call in calls:
         for _ in range(warm):
             call()

@@ -120,7 +120,7 @@ TEST(FastMode, WeightsOfE4m3StayExact) {
   const std::int64_t M = 5, N = 150, K = 288;
   const Weights w(N, K);
   auto x = Uniform(7, M * K);
-  for (float& v : x) v = ToFloat(ToBF16(v));
+  for (float& v : x) v = RoundToBF16(v);
   for (const cpu::SimdTable* table : FastTables()) {
     cpu::CpuBackend fast(testing::TestPool(), *table, &kFastMode);
     ReferenceBackend reference;

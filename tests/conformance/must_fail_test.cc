@@ -27,8 +27,8 @@ using testing::Golden;
 using testing::GoldenDir;
 using testing::RelativeL2;
 
-constexpr double kTinyTolerance = 4e-6;  // kLogitTolerance of model_golden_test.cc
-constexpr double kOpTolerance = 1e-6;    // of ops_golden_test.cc
+using testing::kLogitTolerance;
+constexpr double kOpTolerance = 1e-6;  // of ops_golden_test.cc
 
 double LogitError(const std::string& dir, std::unique_ptr<Backend> ops) {
   const Golden golden("model_k3.safetensors");
@@ -51,7 +51,7 @@ double ErrorOf() {
 }
 
 TEST(MustFail, TheUnchangedReferencePasses) {
-  EXPECT_LT(ErrorOf<ReferenceBackend>(), kTinyTolerance);
+  EXPECT_LT(ErrorOf<ReferenceBackend>(), kLogitTolerance);
 }
 
 // ---- mistakes in an op
@@ -283,7 +283,7 @@ TEST(MustFail, MistakesInOps) {
       {"MLA scaled by the row", ErrorOf<RowScaledMla>()},
   };
   for (const auto& [name, error] : mistakes) {
-    EXPECT_GT(error, 10 * kTinyTolerance) << name;
+    EXPECT_GT(error, 10 * kLogitTolerance) << name;
     std::printf("  %-28s %.2e\n", name, error);
   }
 }
@@ -319,7 +319,7 @@ class Altered {
 };
 
 TEST(MustFail, MistakesInTheConfig) {
-  EXPECT_LT(Altered("rms_norm_eps", 1e-5).Error(), kTinyTolerance);  // the true value passes
+  EXPECT_LT(Altered("rms_norm_eps", 1e-5).Error(), kLogitTolerance);  // the true value passes
   const std::pair<const char*, double> mistakes[] = {
       {"MLA norms with eps 1e-5", Altered("mla_norm_eps", 1e-5).Error()},
       {"RMS norms with eps 1e-6", Altered("rms_norm_eps", 1e-6).Error()},
@@ -329,7 +329,7 @@ TEST(MustFail, MistakesInTheConfig) {
       {"experts in two groups", Altered("num_expert_group", 2).Error()},
   };
   for (const auto& [name, error] : mistakes) {
-    EXPECT_GT(error, kTinyTolerance) << name;
+    EXPECT_GT(error, kLogitTolerance) << name;
     std::printf("  %-28s %.2e\n", name, error);
   }
 }

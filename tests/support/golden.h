@@ -17,6 +17,27 @@ namespace k3::testing {
 
 inline std::string GoldenDir() { return std::string(K3_SOURCE_DIR) + "/tests/golden"; }
 
+/// Folders and files of golden/variants: every reading of the config.
+inline constexpr const char* kVariants[] = {"released",
+                                            "plain",
+                                            "scaled",
+                                            "scaled_fixed_bound",
+                                            "gated",
+                                            "gated_channel",
+                                            "norm_scaled",
+                                            "full_attn_res",
+                                            "block_attn_res_gate",
+                                            "router_latent",
+                                            "router_encoder",
+                                            "experts_hidden",
+                                            "softplus_decay",
+                                            "gqa_hybrid",
+                                            "gqa_rope",
+                                            "mqa"};
+
+/// Of the logits of tiny-k3 and tiny-linear; docs/numerics.md says why.
+inline constexpr double kLogitTolerance = 4e-6;
+
 /// A file of goldens; a missing name fails the test that asks for it.
 class Golden {
  public:

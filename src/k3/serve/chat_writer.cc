@@ -35,52 +35,29 @@ Json DeltaJson(const chat::ReplyDelta& d) {
   return delta;
 }
 
-class WholeChat final : public ReplyWriter {
- public:
-  WholeChat(const ServedModel& model, ReplyFormat format, std::shared_ptr<Responder> out)
-      : model_(model), format_(std::move(format)), out_(std::move(out)) {}
-
-  void Done(std::vector<Choice> choices, const Usage& usage) override {
-    HttpReply reply;
-    reply.headers = format_.headers;
-    const auto all = std::make_shared<const std::vector<Choice>>(std::move(choices));
-    reply.make_body = [all, usage, format = format_, model = &model_] {
-      return Body(*all, usage, format, *model);
-    };
-    out_->Send(std::move(reply));
+std::string WholeChat(const std::vector<Choice>& choices, const Usage& usage,
+                      const ReplyFormat& format, const ServedModel& model) {
+  Json list = Json::array();
+  for (const Choice& c : choices) {
+    Json message{{"role", "assistant"}};
+    const bool no_text = c.content.empty() && (!c.tool_calls.empty() || !c.reasoning.empty());
+    message["content"] = no_text ? Json() : Json(c.content);
+    if (!c.reasoning.empty()) message["reasoning_content"] = c.reasoning;
+    if (!c.tool_calls.empty()) message["tool_calls"] = CallsJson(c.tool_calls);
+    Json logprobs;
+    if (format.logprobs) logprobs["content"] = ChatLogprobs(c.tokens, *model.tokenizer);
+    list.push_back({{"index", list.size()},
+                    {"message", std::move(message)},
+                    {"logprobs", std::move(logprobs)},
+                    {"finish_reason", c.finish_reason}});
   }
-
-  void Fail(const ApiError& error) override { out_->Send(ErrorReply(error, Dialect::kOpenAi)); }
-
- private:
-  static std::string Body(const std::vector<Choice>& choices, const Usage& usage,
-                          const ReplyFormat& format, const ServedModel& model) {
-    Json list = Json::array();
-    for (const Choice& c : choices) {
-      Json message{{"role", "assistant"}};
-      const bool no_text = c.content.empty() && (!c.tool_calls.empty() || !c.reasoning.empty());
-      message["content"] = no_text ? Json() : Json(c.content);
-      if (!c.reasoning.empty()) message["reasoning_content"] = c.reasoning;
-      if (!c.tool_calls.empty()) message["tool_calls"] = CallsJson(c.tool_calls);
-      Json logprobs;
-      if (format.logprobs) logprobs["content"] = ChatLogprobs(c.tokens, *model.tokenizer);
-      list.push_back({{"index", list.size()},
-                      {"message", std::move(message)},
-                      {"logprobs", std::move(logprobs)},
-                      {"finish_reason", c.finish_reason}});
-    }
-    return Dump({{"id", format.id},
-                 {"object", "chat.completion"},
-                 {"created", format.created},
-                 {"model", model.id},
-                 {"choices", std::move(list)},
-                 {"usage", UsageJson(usage)}});
-  }
-
-  const ServedModel& model_;
-  ReplyFormat format_;
-  std::shared_ptr<Responder> out_;
-};
+  return Dump({{"id", format.id},
+               {"object", "chat.completion"},
+               {"created", format.created},
+               {"model", model.id},
+               {"choices", std::move(list)},
+               {"usage", UsageJson(usage)}});
+}
 
 class StreamedChat final : public ReplyWriter {
  public:
@@ -151,28 +128,10 @@ class StreamedChat final : public ReplyWriter {
 
 }  // namespace
 
-Json UsageJson(const Usage& u) {
-  return {{"prompt_tokens", u.prompt_tokens},
-          {"completion_tokens", u.completion_tokens},
-          {"total_tokens", u.prompt_tokens + u.completion_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", u.cached_tokens}}},
-          {"completion_tokens_details", {{"reasoning_tokens", u.reasoning_tokens}}},
-          {"cached_tokens", u.cached_tokens}};
-}
-
-HttpReply StreamHead(const ReplyFormat& format) {
-  HttpReply head;
-  head.content_type = "text/event-stream; charset=utf-8";
-  head.headers = format.headers;
-  head.headers.emplace_back("Cache-Control", "no-cache");
-  head.headers.emplace_back("X-Accel-Buffering", "no");
-  return head;
-}
-
 std::unique_ptr<ReplyWriter> ChatWriter(const ServedModel& model, ReplyFormat format, bool stream,
                                         std::shared_ptr<Responder> out) {
   if (stream) return std::make_unique<StreamedChat>(model, std::move(format), std::move(out));
-  return std::make_unique<WholeChat>(model, std::move(format), std::move(out));
+  return WholeWriter(model, std::move(format), std::move(out), WholeChat);
 }
 
 }  // namespace k3::serve

@@ -53,56 +53,33 @@ std::string EchoText(const std::vector<TokenId>& prompt, const Tokenizer& tokeni
   return tokenizer.Decode(prompt, false);
 }
 
-class WholeCompletion final : public ReplyWriter {
- public:
-  WholeCompletion(const ServedModel& model, ReplyFormat format, std::shared_ptr<Responder> out)
-      : model_(model), format_(std::move(format)), out_(std::move(out)) {}
-
-  void Done(std::vector<Choice> choices, const Usage& usage) override {
-    HttpReply reply;
-    reply.headers = format_.headers;
-    const auto all = std::make_shared<const std::vector<Choice>>(std::move(choices));
-    reply.make_body = [all, usage, format = format_, model = &model_] {
-      return Body(*all, usage, format, *model);
-    };
-    out_->Send(std::move(reply));
+Json Logprobs(const Choice& c, const ReplyFormat& format, const ServedModel& model) {
+  TokenTable table(*model.tokenizer, 0);
+  if (format.echo && !c.prompt.empty()) {
+    table.AddFirst(c.prompt[0]);
+    for (const SampleResult& t : c.prompt_tokens) table.Add(t);
   }
+  for (const SampleResult& t : c.tokens) table.Add(t);
+  return table.Take();
+}
 
-  void Fail(const ApiError& error) override { out_->Send(ErrorReply(error, Dialect::kOpenAi)); }
-
- private:
-  static std::string Body(const std::vector<Choice>& choices, const Usage& usage,
-                          const ReplyFormat& format, const ServedModel& model) {
-    Json list = Json::array();
-    for (const Choice& c : choices) {
-      const std::string echo = format.echo ? EchoText(c.prompt, *model.tokenizer) : "";
-      list.push_back({{"index", list.size()},
-                      {"text", echo + c.content},
-                      {"logprobs", format.logprobs ? Logprobs(c, format, model) : Json()},
-                      {"finish_reason", c.finish_reason}});
-    }
-    return Dump({{"id", format.id},
-                 {"object", "text_completion"},
-                 {"created", format.created},
-                 {"model", model.id},
-                 {"choices", std::move(list)},
-                 {"usage", UsageJson(usage)}});
+std::string WholeCompletion(const std::vector<Choice>& choices, const Usage& usage,
+                            const ReplyFormat& format, const ServedModel& model) {
+  Json list = Json::array();
+  for (const Choice& c : choices) {
+    const std::string echo = format.echo ? EchoText(c.prompt, *model.tokenizer) : "";
+    list.push_back({{"index", list.size()},
+                    {"text", echo + c.content},
+                    {"logprobs", format.logprobs ? Logprobs(c, format, model) : Json()},
+                    {"finish_reason", c.finish_reason}});
   }
-
-  static Json Logprobs(const Choice& c, const ReplyFormat& format, const ServedModel& model) {
-    TokenTable table(*model.tokenizer, 0);
-    if (format.echo && !c.prompt.empty()) {
-      table.AddFirst(c.prompt[0]);
-      for (const SampleResult& t : c.prompt_tokens) table.Add(t);
-    }
-    for (const SampleResult& t : c.tokens) table.Add(t);
-    return table.Take();
-  }
-
-  const ServedModel& model_;
-  ReplyFormat format_;
-  std::shared_ptr<Responder> out_;
-};
+  return Dump({{"id", format.id},
+               {"object", "text_completion"},
+               {"created", format.created},
+               {"model", model.id},
+               {"choices", std::move(list)},
+               {"usage", UsageJson(usage)}});
+}
 
 class StreamedCompletion final : public ReplyWriter {
  public:
@@ -175,7 +152,7 @@ class StreamedCompletion final : public ReplyWriter {
 std::unique_ptr<ReplyWriter> CompletionWriter(const ServedModel& model, ReplyFormat format,
                                               bool stream, std::shared_ptr<Responder> out) {
   if (stream) return std::make_unique<StreamedCompletion>(model, std::move(format), std::move(out));
-  return std::make_unique<WholeCompletion>(model, std::move(format), std::move(out));
+  return WholeWriter(model, std::move(format), std::move(out), WholeCompletion);
 }
 
 }  // namespace k3::serve

@@ -70,6 +70,12 @@ std::unique_ptr<ReplyWriter> CompletionWriter(const ServedModel& model, ReplyFor
 std::unique_ptr<ReplyWriter> MessagesWriter(const ServedModel& model, ReplyFormat format,
                                             bool stream, std::shared_ptr<Responder> out);
 
+/// An OpenAI answer in one piece; `body` is called on the connection's thread.
+using BodyOf = std::string (*)(const std::vector<Choice>&, const Usage&, const ReplyFormat&,
+                               const ServedModel&);
+std::unique_ptr<ReplyWriter> WholeWriter(const ServedModel& model, ReplyFormat format,
+                                         std::shared_ptr<Responder> out, BodyOf body);
+
 Json UsageJson(const Usage& usage);  // OpenAI's
 HttpReply StreamHead(const ReplyFormat& format);
 

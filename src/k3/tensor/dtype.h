@@ -49,6 +49,9 @@ inline BF16 ToBF16(float x) {
   return {static_cast<std::uint16_t>((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16)};
 }
 
+/// The nearest number that bf16 holds.
+inline float RoundToBF16(float x) { return ToFloat(ToBF16(x)); }
+
 float ToFloat(F16 x);
 
 /// Eight-bit floats of the OCP standard: sign, four exponent bits of bias 7, three mantissa bits,

@@ -11,7 +11,7 @@ namespace k3 {
 namespace {
 
 void Round(std::vector<float>& x) {
-  for (float& v : x) v = ToFloat(ToBF16(v));
+  for (float& v : x) v = RoundToBF16(v);
 }
 
 class Bf16Ops final : public ForwardingOps {

@@ -25,8 +25,6 @@ using testing::PackableConfig;
 using testing::RelativeL2;
 using testing::TempDir;
 
-float Bf16(float x) { return ToFloat(ToBF16(x)); }
-
 std::unique_ptr<Parameters> LoadVariant(const std::string& name, const ComputeOptions& compute) {
   auto p = Parameters::Load(GoldenDir() + "/variants/" + name, compute);
   EXPECT_TRUE(p.ok()) << p.message();
@@ -110,18 +108,15 @@ TEST_P(Bf16Variants, GradientsStayCloseToTheGolden) {
   EXPECT_NEAR(Gradients(*rounded, name, routes), loss, 5e-2);
   Gradients(*forward_only, name, again, false);
   const double sensitivity = Sensitivity(name, *exact);
-  EXPECT_LT(Difference(*rounded, *exact), routes == wanted ? 0.02 + sensitivity : 0.5);
+  // Past 0.5 even an ill-conditioned model would say that something else is wrong.
+  const double most = routes == wanted ? std::min(0.02 + sensitivity, 0.5) : 0.5;
+  EXPECT_LT(Difference(*rounded, *exact), most);
   EXPECT_GT(Difference(*rounded, *exact), 5e-4) << "nothing was rounded";
   EXPECT_LT(Difference(*rounded, *forward_only), 0.02) << "the way back alone";
   EXPECT_GT(Difference(*rounded, *forward_only), 5e-4) << "the way back is rounded too";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Bf16Variants,
-                         ::testing::Values("released", "plain", "scaled", "scaled_fixed_bound",
-                                           "gated", "gated_channel", "norm_scaled", "full_attn_res",
-                                           "block_attn_res_gate", "router_latent", "router_encoder",
-                                           "experts_hidden", "softplus_decay", "gqa_hybrid",
-                                           "gqa_rope", "mqa"),
+INSTANTIATE_TEST_SUITE_P(All, Bf16Variants, ::testing::ValuesIn(testing::kVariants),
                          [](const auto& p) { return std::string(p.param); });
 
 TEST(Bf16Ops, RoundsWhatEntersProductsAndNothingElse) {
@@ -134,7 +129,7 @@ TEST(Bf16Ops, RoundsWhatEntersProductsAndNothingElse) {
   constexpr std::int64_t T = 5, D = 32, I = 64;
   const auto x = random(T * D), w = random(I * D);
   auto rounded = x;
-  for (float& v : rounded) v = Bf16(v);
+  for (float& v : rounded) v = RoundToBF16(v);
   Exec plain(1), bf16(1);
   bf16.ops = MakeBf16Ops(std::move(bf16.ops));
   std::vector<float> a(T * I), b(a.size());
@@ -154,7 +149,7 @@ TEST(Bf16Ops, ExpertsEqualTheirEquation) {
   Rng rng(4);
   auto random = [&](std::int64_t n) {
     std::vector<float> v(static_cast<std::size_t>(n));
-    for (float& x : v) x = Bf16(static_cast<float>(2 * rng.Uniform() - 1));
+    for (float& x : v) x = RoundToBF16(static_cast<float>(2 * rng.Uniform() - 1));
     return v;
   };
   constexpr std::int64_t T = 6, D = 8, I = 16, E = 3;
@@ -199,7 +194,7 @@ TEST(Rounding, TheModelReadsRoundedCopiesAndMastersStay) {
     packed += PacksAsMxfp4(q.spec);
     std::int64_t changed = 0;
     for (std::int64_t i = 0; i < q.size(); ++i) {
-      EXPECT_EQ(q.used[i], Bf16(q.used[i])) << q.spec.name;
+      EXPECT_EQ(q.used[i], RoundToBF16(q.used[i])) << q.spec.name;
       changed += q.used[i] != q.value[i];
     }
     EXPECT_GT(changed, 0) << q.spec.name;
@@ -249,7 +244,7 @@ std::pair<double, double> TrainAndExport(bool rounding, const std::string& dir) 
   // What is left beside the experts is exported as bf16; taking it there first leaves them alone.
   for (Parameter& q : p->list()) {
     if (PacksAsMxfp4(q.spec) || q.spec.f32) continue;
-    for (std::int64_t i = 0; i < q.size(); ++i) q.value[i] = Bf16(q.value[i]);
+    for (std::int64_t i = 0; i < q.size(); ++i) q.value[i] = RoundToBF16(q.value[i]);
   }
   p->Refresh();
   const double before = LossOf(p->model(), tokens);

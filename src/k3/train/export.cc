@@ -63,20 +63,14 @@ void AddPacked(Image& image, const std::string& prefix, const Parameter& p) {
             std::move(scales));
 }
 
-Status WriteText(const std::string& path, const std::string& text) {
-  K3_ASSIGN(AtomicFile file, AtomicFile::Create(path));
-  K3_TRY(file.Write(text.data(), text.size()));
-  return file.Commit();
-}
-
 Status WriteFolder(const std::string& dir, Image image, const ExportOptions& options) {
   nlohmann::json index;
   index["metadata"]["total_size"] = image.total;
   constexpr const char* kShard = "model-00001-of-00001.safetensors";
   for (const NamedTensor& t : image.tensors) index["weight_map"][t.name] = kShard;
   K3_TRY(WriteSafetensors(dir + "/" + kShard, std::move(image.tensors), {{"format", "pt"}}));
-  K3_TRY(WriteText(dir + "/model.safetensors.index.json", index.dump(2) + "\n"));
-  K3_TRY(WriteText(dir + "/config.json", options.config_json));
+  K3_TRY(WriteFileAtomically(dir + "/model.safetensors.index.json", index.dump(2) + "\n"));
+  K3_TRY(WriteFileAtomically(dir + "/config.json", options.config_json));
   if (options.tokenizer_dir.empty()) return {};
   for (const char* name : {"tiktoken.model", "tokenizer_config.json", "generation_config.json"}) {
     std::error_code e;

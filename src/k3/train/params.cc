@@ -104,7 +104,7 @@ void Parameters::Refresh() {
     } else {
       const bool bf16 = compute_.bf16;
       std::transform(p.value, p.value + p.size(), p.used,
-                     [bf16](float v) { return bf16 ? ToFloat(ToBF16(v)) : v; });
+                     [bf16](float v) { return bf16 ? RoundToBF16(v) : v; });
     }
   }
   model_->RefreshWeights();

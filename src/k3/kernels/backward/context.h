@@ -85,7 +85,7 @@ class Context {
 
   /// In place, when round_bf16 says so.
   void Round(float* x, std::int64_t n) const {
-    for (std::int64_t i = 0; round_bf16 && i < n; ++i) x[i] = ToFloat(ToBF16(x[i]));
+    for (std::int64_t i = 0; round_bf16 && i < n; ++i) x[i] = RoundToBF16(x[i]);
   }
   void Round(double*, std::int64_t) const {}
 
