@@ -125,7 +125,8 @@ Result<MappedFile> MappedFile::OpenCopy(const std::string& path, std::size_t ali
   file.mapping_size_ = bytes;
   const auto huge = (reinterpret_cast<std::uintptr_t>(p) + kHuge - 1) / kHuge * kHuge;
 #if defined(MADV_HUGEPAGE)
-  ::madvise(reinterpret_cast<void*>(huge), bytes - kHuge, MADV_HUGEPAGE);  // may be refused
+  // Whole ones only: the rest would take as much memory. May be refused.
+  ::madvise(reinterpret_cast<void*>(huge), (size + kLine) / kHuge * kHuge, MADV_HUGEPAGE);
 #endif
   auto* to = reinterpret_cast<std::byte*>(huge) + (kLine - aligned_at % kLine) % kLine;
   for (std::size_t at = 0; at < size;) {
