@@ -62,7 +62,7 @@ def bench(args, math, threads, prefill, decode, repeats=3, env=None, extra=()):
 
 
 def llama(args):
-    for threads, rounds in ((1, 2), (2, 1)):
+    for threads, rounds, prefill in ((1, 2, "256,512"), (2, 1, "512")):
         what = f"beside llama.cpp, {threads} thread{'s' if threads > 1 else ''}"
         if not (args.mid and args.llama_bench and args.gguf):
             skip(what, "no --mid, --llama-bench or --gguf")
@@ -70,7 +70,7 @@ def llama(args):
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             run([sys.executable, f"{HERE}/compare_llama.py", "--k3", f"{args.build}/k3", "--model", args.mid,
                  "--llama-bench", args.llama_bench, "--gguf", *args.gguf, "--threads", str(threads),
-                 "--rounds", str(rounds), "--out", file.name])
+                 "--rounds", str(rounds), "--prefill", prefill, "--out", file.name])
             figures = json.load(open(file.name, encoding="utf-8"))["figures"]
         for f in figures:
             bar = 2.0 if f["phase"] == "prefill" else 1.25
