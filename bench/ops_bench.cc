@@ -3,56 +3,17 @@
 //   build/release/bench/k3_microbench --benchmark_filter=gemm
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
-#include "k3/base/rng.h"
+#include "bench_weight.h"
+#include "k3/kernels/cpu/isa.h"
+#include "k3/kernels/cpu/simd_table.h"
 #include "k3/kernels/exec.h"
-#include "k3/quant/encode.h"
-#include "k3/quant/mxfp4.h"
-#include "k3/tensor/dtype.h"
 
 namespace k3 {
 namespace {
-
-std::vector<float> Values(std::int64_t n, double low = -1, double high = 1) {
-  Rng rng(static_cast<std::uint64_t>(n));
-  std::vector<float> v(static_cast<std::size_t>(n));
-  for (float& x : v) x = static_cast<float>(low + (high - low) * rng.Uniform());
-  return v;
-}
-
-/// A weight in the wanted format, filled with random values.
-struct Weight {
-  std::vector<std::uint8_t> data, scales;
-  WeightRef ref;
-
-  Weight(WeightFormat format, std::int64_t rows, std::int64_t cols) {
-    ref = {format, rows, cols, nullptr, nullptr};
-    data.resize(static_cast<std::size_t>(ref.bytes()));
-    Rng rng(1);
-    if (format == WeightFormat::kMxfp4) {
-      for (auto& b : data) b = static_cast<std::uint8_t>(rng.Next());
-      scales.assign(static_cast<std::size_t>(rows * cols / 32), 120);
-      ref.scales = scales.data();
-    } else if (format == WeightFormat::kBF16) {
-      for (std::size_t i = 0; i < data.size(); i += 2) {
-        const BF16 v = ToBF16(static_cast<float>(rng.Uniform() - 0.5));
-        std::memcpy(&data[i], &v, 2);
-      }
-    } else if (HasScales(format)) {
-      data.resize(static_cast<std::size_t>(CodeBytes(format, rows, cols)));
-      scales.resize(static_cast<std::size_t>(ScaleBytes(format, rows, cols)));
-      EncodeRows(format, Values(rows * cols).data(), rows, cols, data.data(), scales.data());
-      ref.scales = scales.data();
-    } else {
-      const auto v = Values(rows * cols);
-      std::memcpy(data.data(), v.data(), data.size());
-    }
-    ref.data = data.data();
-  }
-};
 
 MathMode ModeOf(std::int64_t i) { return i == 0 ? MathMode::kExact : MathMode::kFast; }
 
@@ -62,14 +23,59 @@ void Count(benchmark::State& state, double macs, double bytes) {
   state.counters["B/s"] = Counter(bytes, Counter::kIsIterationInvariantRate);
 }
 
+/// What one core reads from memory, in the same pages as weights.
+void BM_read(benchmark::State& state) {
+  const cpu::SimdTable& simd = **cpu::ChooseTable();
+  constexpr std::int64_t kFloats = 48 << 20, kBlock = 1 << 14;  // 192 MiB
+  Workspace memory;
+  float* data = memory.Alloc<float>(kFloats);
+  std::fill(data, data + kFloats, 1.f);
+  for (auto _ : state) {
+    float most = 0;
+    for (std::int64_t i = 0; i < kFloats; i += kBlock) {
+      most = std::max(most, simd.max(data + i, kBlock));
+    }
+    benchmark::DoNotOptimize(most);
+  }
+  Count(state, 0, 4.0 * kFloats);
+}
+BENCHMARK(BM_read);
+
+#if defined(__x86_64__)
+
+/// Multiply-adds in f32 of one core when nothing else is done: the ceiling of exact mode.
+__attribute__((target("avx512f"))) void FmaLoop(std::int64_t times) {
+  asm volatile(
+      "1:\n"
+      ".irp r,0,1,2,3,4,5,6,7,8,9,10,11\n"
+      "vfmadd231ps %%zmm30, %%zmm31, %%zmm\\r\n"
+      ".endr\n"
+      "dec %0\n"
+      "jnz 1b\n"
+      : "+r"(times)
+      :
+      : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
+        "xmm10", "xmm11", "xmm30", "xmm31");
+}
+void BM_fma_peak(benchmark::State& state) {
+  if (!__builtin_cpu_supports("avx512f")) return state.SkipWithError("no AVX-512");
+  for (auto _ : state) FmaLoop(100000);
+  Count(state, 12.0 * 16 * 100000, 0);
+}
+BENCHMARK(BM_fma_peak);
+
+#endif
+
 /// Several copies in turn, so that one row of x finds its weights in memory and not in a cache.
 void Gemm(benchmark::State& state, WeightFormat format, std::int64_t N, std::int64_t K) {
   const std::int64_t M = state.range(0);
   Exec exec(1, ModeOf(state.range(1)));
   const std::int64_t one = WeightRef{format, N, K, nullptr, nullptr}.bytes();
+  Workspace memory;
+  memory.Reserve(M == 1 ? (256 << 20) + 2 * one : 2 * one);
   std::vector<Weight> copies;
   for (std::int64_t b = 0; b == 0 || (M == 1 && b < 192 << 20); b += one) {
-    copies.emplace_back(format, N, K);
+    copies.emplace_back(memory, format, N, K);
   }
   const auto x = Values(M * K);
   std::vector<float> y(static_cast<std::size_t>(M * N));
@@ -137,7 +143,8 @@ void BM_mla(benchmark::State& state) {
   const std::int64_t count = state.range(0), rows = state.range(1), N = 16, dn = 128, dr = 64,
                      dv = 128, R = 512, page = 64;
   Exec exec(1, ModeOf(state.range(2)));
-  const Weight kv_b(WeightFormat::kBF16, N * (dn + dv), R);
+  Workspace memory;
+  const Weight kv_b(memory, WeightFormat::kBF16, N * (dn + dv), R);
   const auto q = Values(count * N * (dn + dr)), cache = Values((rows + page) * (R + dr));
   std::vector<const float*> pages;
   for (std::int64_t i = 0; i < rows; i += page) pages.push_back(cache.data() + i * (R + dr));
@@ -171,8 +178,10 @@ BENCHMARK(BM_mla)
 void BM_experts(benchmark::State& state) {
   const std::int64_t T = state.range(0), D = 512, E = 64, k = 8;
   Exec exec(1, ModeOf(state.range(1)));
+  Workspace memory;
+  memory.Reserve(3 * E * D * D);
   std::vector<Weight> weights;
-  for (std::int64_t i = 0; i < 3 * E; ++i) weights.emplace_back(WeightFormat::kMxfp4, D, D);
+  for (std::int64_t i = 0; i < 3 * E; ++i) weights.emplace_back(memory, WeightFormat::kMxfp4, D, D);
   std::vector<ExpertWeights> table;
   for (std::size_t e = 0; e < static_cast<std::size_t>(E); ++e) {
     table.push_back({weights[3 * e].ref, weights[3 * e + 1].ref, weights[3 * e + 2].ref});

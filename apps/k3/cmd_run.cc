@@ -142,7 +142,10 @@ Result<GenerateResult> Continue(const RunOptions& o, Engine& engine, std::vector
 
 int Run(const RunOptions& o) {
   int exit_code = kExitOk;
-  const auto engine = LoadEngine(o.engine, exit_code);
+  EngineOptions engine_options = o.engine;
+  constexpr std::int64_t kBrief = 64;  // tokens that save about the time of a copy
+  engine_options.brief = o.max_tokens < kBrief;
+  const auto engine = LoadEngine(engine_options, exit_code);
   if (engine == nullptr) return exit_code;
   std::vector<TokenId> prompt;
   char last = '\n';

@@ -128,7 +128,9 @@ int Trace(const TraceOptions& o) {
   if (!ids.ok()) return Fail(ids.error());
   if (const Status s = AtomicFile::Check(o.out); !s.ok()) return Fail(s.error());
   int exit_code = kExitOk;
-  const auto engine = LoadEngine(o.engine, exit_code);
+  EngineOptions engine_options = o.engine;
+  engine_options.brief = true;
+  const auto engine = LoadEngine(engine_options, exit_code);
   if (engine == nullptr) return exit_code;
   const Status s = WriteTrace(o, *engine, *ids);
   return s.ok() ? kExitOk : Fail(s.error());

@@ -34,11 +34,16 @@ bool Exists(const std::string& path) {
   return stat(path.c_str(), &info) == 0;
 }
 
+Residence ResidenceOf(const EngineOptions& o) {
+  if (o.weights == "map" || (o.weights == "auto" && o.brief)) return Residence::kMapped;
+  return o.weights == "copy" ? Residence::kCopied : Residence::kAuto;
+}
+
 Status LoadParts(const EngineOptions& options, Engine& engine) {
   if (const auto table = cpu::ChooseTable(); !table.ok()) return table.error();
   K3_ASSIGN(engine.dir, ResolveModel(options.model));
   const auto start = std::chrono::steady_clock::now();
-  K3_ASSIGN(engine.model, Model::Load(engine.dir));
+  K3_ASSIGN(engine.model, Model::Load(engine.dir, ResidenceOf(options)));
   auto tokenizer = Tokenizer::Load(engine.dir);
   if (!tokenizer.ok()) return tokenizer.error();
   engine.tokenizer.emplace(std::move(tokenizer).value());
@@ -65,6 +70,14 @@ void AddEngineOptions(CLI::App& app, EngineOptions& options, bool with_context) 
          "fixed grid (default exact)")
       ->check(OneOf({"exact", "fast"}))
       ->type_name("MODE");
+  app.add_option(
+         "--weights", options.weights,
+         "map: read weights in the files, which other programs share; copy: in memory, quicker for "
+         "single tokens; auto: copy when twice their size is free, unless the run is short "
+         "(default "
+         "auto)")
+      ->check(OneOf({"auto", "map", "copy"}))
+      ->type_name("WHERE");
   AddInteger(app, "--threads", options.threads, {0, kMaxThreads},
              "Threads to compute with; 0 means all usable processors (default 0)");
   if (!with_context) return;

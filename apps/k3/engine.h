@@ -20,6 +20,8 @@ namespace k3::app {
 struct EngineOptions {
   std::string model;  // empty: the demo model
   std::string math = "exact";
+  std::string weights = "auto";
+  bool brief = false;        // too few passes to pay for copying the weights, for "auto"
   std::int64_t threads = 0;  // 0: all usable processors
   std::int64_t ctx = 0;      // 0: the model's limit
   std::int64_t prefill_chunk = 512;
@@ -27,7 +29,8 @@ struct EngineOptions {
 };
 
 void AddModel(CLI::App& app, std::string& model);
-/// --math, --threads and, unless the command has no use for them, --ctx and --prefill-chunk.
+/// --math, --weights, --threads and, unless the command has no use for them, --ctx and
+/// --prefill-chunk.
 void AddEngineOptions(CLI::App& app, EngineOptions& options, bool with_context);
 
 /// Folder of the demo model: $K3_MODEL, else beside the program in a source tree, else where an

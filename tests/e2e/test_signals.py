@@ -116,8 +116,8 @@ def test_ctrl_c_while_waiting_for_standard_input(k3_bin, roomy):
 
 def test_cl05_a_shard_that_shrinks_is_named(k3_bin, roomy):
     shard = roomy / "model-00002-of-00002.safetensors"
-    process = subprocess.Popen([k3_bin, *endless(roomy)], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
+    process = subprocess.Popen([k3_bin, *endless(roomy), "--weights", "map"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.read(10)
     os.truncate(shard, 4096)
     try:
@@ -126,6 +126,17 @@ def test_cl05_a_shard_that_shrinks_is_named(k3_bin, roomy):
         process.kill()
     assert process.returncode == 1, process.returncode
     assert str(shard).encode() in err
+
+
+def test_copied_weights_do_not_need_their_files(k3_bin, roomy):
+    process = subprocess.Popen([k3_bin, *endless(roomy), "--weights", "copy"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(10)
+    os.truncate(roomy / "model-00002-of-00002.safetensors", 4096)
+    process.stdout.read(50)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 130, process.returncode
 
 
 def test_one_long_pass_ends_at_the_first_ctrl_c(k3_bin, roomy, tmp_path):

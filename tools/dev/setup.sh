@@ -1,5 +1,6 @@
 # ./dev setup: packages by name, never removing any; the Python environment of the tests.
 
+# Optional, only a yardstick for bench/onednn_bench.cc: libdnnl-dev.
 base_packages=(
   g++ cmake ninja-build ccache lld git ca-certificates
   libfmt-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libxxhash-dev libtomlplusplus-dev

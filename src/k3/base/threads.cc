@@ -17,17 +17,23 @@
 namespace k3 {
 namespace {
 
-/// CPUs granted by a cgroup v2 quota ("max 100000" or "150000 100000"), or a large number.
+/// The first one or two numbers of a small file; 0 where there is none.
+int ReadNumbers(const char* path, double* first, double* second) {
+  std::FILE* f = std::fopen(path, "re");
+  if (f == nullptr) return 0;
+  const int n = std::fscanf(f, "%lf %lf", first, second);
+  std::fclose(f);
+  return std::max(n, 0);
+}
+
+/// CPUs granted by a control group, or a large number. Version 2 has "max 100000" or "150000
+/// 100000" in one file, version 1 two files with -1 for no limit.
 double CgroupCpus() {
-  double cpus = 1e9;
-  if (std::FILE* f = std::fopen("/sys/fs/cgroup/cpu.max", "re")) {
-    double quota = 0, period = 0;
-    if (std::fscanf(f, "%lf %lf", &quota, &period) == 2 && quota > 0 && period > 0) {
-      cpus = quota / period;
-    }
-    std::fclose(f);
-  }
-  return cpus;
+  double quota = 0, period = 0, unused = 0;
+  const bool v2 = ReadNumbers("/sys/fs/cgroup/cpu.max", &quota, &period) == 2;
+  const bool v1 = !v2 && ReadNumbers("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", &quota, &unused) >= 1 &&
+                  ReadNumbers("/sys/fs/cgroup/cpu/cpu.cfs_period_us", &period, &unused) >= 1;
+  return (v1 || v2) && quota > 0 && period > 0 ? quota / period : 1e9;
 }
 
 thread_local bool in_parallel_region = false;

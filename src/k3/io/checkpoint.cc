@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "k3/base/memory.h"
 #include "k3/io/json.h"
 
 namespace k3 {
@@ -99,7 +100,9 @@ Result<SafetensorsIndex> ParseIndex(std::string_view text, std::string_view wher
 /// Merges shards into one map and settles what they and the index disagree about.
 class CheckpointBuilder {
  public:
-  explicit CheckpointBuilder(const std::string& dir) { checkpoint_.dir_ = dir; }
+  CheckpointBuilder(const std::string& dir, Residence residence) : residence_(residence) {
+    checkpoint_.dir_ = dir;
+  }
 
   Status AddIndexed(const SafetensorsIndex& index);
   Status AddSingle(const std::string& path);
@@ -118,12 +121,13 @@ class CheckpointBuilder {
   void Warn(std::string message);
 
   Checkpoint checkpoint_;
+  Residence residence_;
   std::vector<Stray> strays_;  // tensors in a shard where the index does not expect them
   std::size_t unlisted_warnings_ = 0;
 };
 
 Status CheckpointBuilder::OpenShard(const std::string& path, Tensors* tensors) {
-  K3_ASSIGN(SafetensorsFile file, SafetensorsFile::Open(path));
+  K3_ASSIGN(SafetensorsFile file, SafetensorsFile::Open(path, residence_));
   *tensors = file.TakeTensors();
   checkpoint_.shards_.push_back(std::make_shared<const SafetensorsFile>(std::move(file)));
   return {};
@@ -207,14 +211,30 @@ Checkpoint CheckpointBuilder::Finish() {
   return std::move(checkpoint_);
 }
 
-Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
+namespace {
+
+/// kAuto stays when the files of `dir` can be copied without pushing others out of memory.
+Residence Settle(Residence residence, const std::string& dir,
+                 const std::vector<std::string>& files) {
+  if (residence != Residence::kAuto) return residence;
+  std::int64_t free = UsableMemory().bytes / 2;
+  for (const std::string& file : files) {
+    struct stat info = {};
+    if (::stat(Join(dir, file).c_str(), &info) == 0) free -= info.st_size;
+  }
+  return free > 0 ? Residence::kAuto : Residence::kMapped;
+}
+
+}  // namespace
+
+Result<Checkpoint> Checkpoint::Open(const std::string& dir, Residence residence) {
   K3_TRY(CheckFolder(dir));
-  CheckpointBuilder builder(dir);
   const std::string index_path = Join(dir, kIndexName);
   K3_ASSIGN(const bool has_index, Exists(index_path));
   if (has_index) {
     K3_ASSIGN(const std::string text, ReadTextFile(index_path));
     K3_ASSIGN(const SafetensorsIndex index, ParseIndex(text, index_path));
+    CheckpointBuilder builder(dir, Settle(residence, dir, index.files));
     K3_TRY(builder.AddIndexed(index));
     return builder.Finish();
   }
@@ -224,6 +244,7 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
     return Error{Code::kNotFound,
                  fmt::format("{}: no weights: neither {} nor {}", dir, kIndexName, kSingleName)};
   }
+  CheckpointBuilder builder(dir, Settle(residence, dir, {kSingleName}));
   K3_TRY(builder.AddSingle(single));
   return builder.Finish();
 }

@@ -36,7 +36,7 @@ class Checkpoint {
  public:
   static constexpr std::size_t kMaxWarnings = 50;
 
-  static Result<Checkpoint> Open(const std::string& dir);
+  static Result<Checkpoint> Open(const std::string& dir, Residence residence = Residence::kMapped);
 
   const std::string& dir() const { return dir_; }
   /// nullptr when absent.

@@ -62,9 +62,14 @@ TEST_F(CheckpointTest, IndexedShardsAndAStrayFile) {
 
 TEST_F(CheckpointTest, SingleFileWithoutIndex) {
   Shard("model.safetensors", {"a"}, 9);
-  const auto r = Checkpoint::Open(dir_.path());
-  ASSERT_TRUE(r.ok()) << r.message();
-  EXPECT_EQ(Value(r->Find("a")), 9);
+  for (const auto residence : {Residence::kMapped, Residence::kCopied, Residence::kAuto}) {
+    const auto r = Checkpoint::Open(dir_.path(), residence);
+    ASSERT_TRUE(r.ok()) << r.message();
+    EXPECT_EQ(Value(r->Find("a")), 9);
+    if (residence == Residence::kCopied) {
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(r->Find("a")->data) % 64, 0u);
+    }
+  }
 }
 
 TEST_F(CheckpointTest, WrongShardAndUnlistedTensorsAreUsedWithAWarning) {

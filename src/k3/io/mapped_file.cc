@@ -103,26 +103,69 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
   if (p == MAP_FAILED) return IoError(path, "map", errno);
   file.data_ = static_cast<const std::byte*>(p);
   file.size_ = size;
+  file.mapping_ = p;
+  file.mapping_size_ = size;
   Register(file.data_, size, path);
+  return file;
+}
+
+Result<MappedFile> MappedFile::OpenCopy(const std::string& path, std::size_t aligned_at) {
+  std::size_t size = 0;
+  K3_ASSIGN(const Fd fd, OpenRegular(path, &size));
+  MappedFile file;
+  file.path_ = path;
+  if (size == 0) return file;
+  constexpr std::size_t kHuge = std::size_t{1} << 21, kLine = 64;
+  const std::size_t bytes = (size + kLine + kHuge - 1) / kHuge * kHuge + kHuge;
+  void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) {
+    return Error{Code::kResource, fmt::format("{}: no memory for a copy of {} bytes", path, size)};
+  }
+  file.mapping_ = p;
+  file.mapping_size_ = bytes;
+  const auto huge = (reinterpret_cast<std::uintptr_t>(p) + kHuge - 1) / kHuge * kHuge;
+#if defined(MADV_HUGEPAGE)
+  // Whole ones only: the rest would take as much memory. May be refused.
+  ::madvise(reinterpret_cast<void*>(huge), (size + kLine) / kHuge * kHuge, MADV_HUGEPAGE);
+#endif
+  auto* to = reinterpret_cast<std::byte*>(huge) + (kLine - aligned_at % kLine) % kLine;
+  for (std::size_t at = 0; at < size;) {
+    const ssize_t n = ::pread(fd.get(), to + at, size - at, static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return IoError(path, "read", errno);
+    if (n == 0) {
+      return Error{Code::kCorrupt, fmt::format("{}: {} bytes, then the end; expected {}, the size "
+                                               "when it was opened",
+                                               path, at, size)};
+    }
+    at += static_cast<std::size_t>(n);
+  }
+  ::mprotect(p, bytes, PROT_READ);
+  file.data_ = to;
+  file.size_ = size;
   return file;
 }
 
 MappedFile::MappedFile(MappedFile&& o) noexcept
     : path_(std::move(o.path_)),
       data_(std::exchange(o.data_, nullptr)),
-      size_(std::exchange(o.size_, 0)) {}
+      size_(std::exchange(o.size_, 0)),
+      mapping_(std::exchange(o.mapping_, nullptr)),
+      mapping_size_(std::exchange(o.mapping_size_, 0)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& o) noexcept {
   std::swap(path_, o.path_);
   std::swap(data_, o.data_);
   std::swap(size_, o.size_);
+  std::swap(mapping_, o.mapping_);
+  std::swap(mapping_size_, o.mapping_size_);
   return *this;
 }
 
 MappedFile::~MappedFile() {
-  if (!data_) return;
-  Unregister(data_);
-  ::munmap(const_cast<std::byte*>(data_), size_);
+  if (mapping_ == nullptr) return;
+  if (mapping_ == data_) Unregister(data_);
+  ::munmap(mapping_, mapping_size_);
 }
 
 const char* MappedFileAt(const void* address) {

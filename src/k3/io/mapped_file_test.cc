@@ -48,6 +48,33 @@ TEST(MappedFile, EmptyFileIsAnEmptySpan) {
   EXPECT_EQ(r->size(), 0u);
 }
 
+TEST(MappedFile, CopyHasTheBytesWhereTheyWereAskedFor) {
+  const TempDir dir;
+  std::string bytes;
+  for (int i = 0; i < 3000000; ++i) bytes += static_cast<char>(i * 7 + i / 251);
+  WriteBytes(dir / "a", bytes);
+  WriteBytes(dir / "empty", "");
+  for (const std::size_t at : {0u, 8u, 63u, 64u, 1000u}) {
+    auto r = MappedFile::OpenCopy(dir / "a", at);
+    ASSERT_TRUE(r.ok()) << r.message();
+    const MappedFile moved = std::move(r).value();
+    EXPECT_EQ(moved.text(), bytes) << at;
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(moved.data() + at) % 64, 0u) << at;
+    EXPECT_EQ(MappedFileAt(moved.data()), nullptr) << "no file page can be missing here";
+  }
+  EXPECT_EQ(MappedFile::OpenCopy(dir / "empty", 0)->size(), 0u);
+  EXPECT_EQ(MappedFile::OpenCopy(dir / "none", 0).error().code, Code::kNotFound);
+}
+
+TEST(MappedFile, CopyOutlivesItsFile) {
+  const TempDir dir;
+  WriteBytes(dir / "a", std::string(100000, 'x'));
+  const auto copy = MappedFile::OpenCopy(dir / "a", 0);
+  ASSERT_TRUE(copy.ok());
+  ASSERT_EQ(::truncate((dir / "a").c_str(), 10), 0);
+  EXPECT_EQ(copy->text(), std::string(100000, 'x'));
+}
+
 TEST(MappedFile, ErrorsNameThePathAndTheReason) {
   const TempDir dir;
   ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);

@@ -160,8 +160,11 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, std::uin
   return header;
 }
 
-Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  K3_ASSIGN(MappedFile mapped, MappedFile::Open(path));
+namespace {
+
+/// Length of the header, with what a file must have for it.
+Result<std::uint64_t> HeaderBytes(const MappedFile& mapped) {
+  const std::string& path = mapped.path();
   const std::uint64_t size = mapped.size();
   if (size < 8) {
     return Error{Code::kCorrupt,
@@ -176,7 +179,24 @@ Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
                  fmt::format("{}: header of {} bytes; the file has {} and the limit is {}", path,
                              header_bytes, size, kMaxSafetensorsHeader)};
   }
-  const std::uint64_t data_at = 8 + header_bytes;
+  return header_bytes;
+}
+
+}  // namespace
+
+Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path, Residence residence) {
+  K3_ASSIGN(MappedFile mapped, MappedFile::Open(path));
+  K3_ASSIGN(std::uint64_t header_bytes, HeaderBytes(mapped));
+  if (residence != Residence::kMapped) {
+    auto copy = MappedFile::OpenCopy(path, static_cast<std::size_t>(8 + header_bytes));
+    const bool stay_mapped =
+        residence == Residence::kAuto && !copy.ok() && copy.error().code == Code::kResource;
+    if (!stay_mapped) {
+      K3_ASSIGN(mapped, std::move(copy));
+      K3_ASSIGN(header_bytes, HeaderBytes(mapped));  // the file may have been replaced
+    }
+  }
+  const std::uint64_t data_at = 8 + header_bytes, size = mapped.size();
   K3_ASSIGN(SafetensorsHeader header,
             ParseSafetensorsHeader(mapped.text().substr(8, header_bytes), size - data_at, path));
   SafetensorsFile file;

@@ -16,10 +16,16 @@
 
 namespace k3 {
 
+/// Where tensor bytes lie: in the page cache, which costs no memory of one's own, or in a copy made
+/// by MappedFile::OpenCopy, which is read faster. kAuto copies if the system gives the memory, and
+/// a Checkpoint only when there is memory for it twice over.
+enum class Residence { kMapped, kCopied, kAuto };
+
 /// One opened file. Tensor data are views into the mapping and live as long as this object.
 class SafetensorsFile {
  public:
-  static Result<SafetensorsFile> Open(const std::string& path);
+  static Result<SafetensorsFile> Open(const std::string& path,
+                                      Residence residence = Residence::kMapped);
 
   const std::string& path() const { return file_.path(); }
   const std::map<std::string, TensorRef, std::less<>>& tensors() const { return tensors_; }

@@ -8,6 +8,8 @@
 #include <functional>
 #include <vector>
 
+#include "k3/base/workspace.h"
+
 namespace k3 {
 namespace {
 
@@ -37,16 +39,18 @@ MachineSpeed MeasureMachine(Exec& exec, std::int64_t buffer_bytes) {
   speed.threads = exec.pool.size();
   {
     const std::int64_t n = std::max<std::int64_t>(1, speed.buffer_bytes / 8);
-    std::vector<std::uint64_t> data(static_cast<std::size_t>(n), 1);
+    Workspace memory;  // in huge pages, as copied weights are
+    auto* data = memory.Alloc<std::uint64_t>(n);
+    std::fill(data, data + n, std::uint64_t{1});
     std::atomic<std::uint64_t> total{0};
     const double s = BestSeconds([&] {
       exec.pool.ParallelFor(n, 1 << 16, [&](std::int64_t b, std::int64_t e) {
         std::uint64_t sums[8] = {};
         std::int64_t i = b;
         for (; i + 8 <= e; i += 8) {
-          for (std::int64_t l = 0; l < 8; ++l) sums[l] += data[static_cast<std::size_t>(i + l)];
+          for (std::int64_t l = 0; l < 8; ++l) sums[l] += data[i + l];
         }
-        for (; i < e; ++i) sums[0] += data[static_cast<std::size_t>(i)];
+        for (; i < e; ++i) sums[0] += data[i];
         std::uint64_t sum = 0;
         for (const std::uint64_t v : sums) sum += v;
         total += sum;

@@ -171,10 +171,10 @@ Error NotFinite(CMat hidden, std::int64_t row, std::int64_t column, float value)
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Model::~Model() = default;
 
-Result<std::unique_ptr<Model>> Model::Load(const std::string& dir) {
+Result<std::unique_ptr<Model>> Model::Load(const std::string& dir, Residence residence) {
   auto impl = std::make_unique<Impl>();
   K3_ASSIGN(impl->config, ReadModelConfig(dir));
-  K3_ASSIGN(impl->checkpoint, Checkpoint::Open(dir));
+  K3_ASSIGN(impl->checkpoint, Checkpoint::Open(dir, residence));
   K3_ASSIGN(impl->weights, BindWeights(impl->config, impl->checkpoint));
   const std::vector<std::string>* lists[] = {&impl->config.warnings, &impl->checkpoint.warnings(),
                                              &impl->weights->warnings};

@@ -10,6 +10,7 @@
 
 #include "k3/base/ids.h"
 #include "k3/base/status.h"
+#include "k3/io/safetensors.h"
 #include "k3/kernels/exec.h"
 #include "k3/model/config.h"
 #include "k3/model/model_state.h"
@@ -46,7 +47,8 @@ class Model {
 
   /// Opens, checks and maps the checkpoint in `dir`. Nothing is loaded by halves: any missing,
   /// misshapen or contradictory tensor is an error that names it.
-  static Result<std::unique_ptr<Model>> Load(const std::string& dir);
+  static Result<std::unique_ptr<Model>> Load(const std::string& dir,
+                                             Residence residence = Residence::kMapped);
   ~Model();
 
   const ModelConfig& config() const;

@@ -26,12 +26,14 @@ double BestSeconds(F&& run) {
 
 double ReadRate(ThreadPool& pool, const SimdTable& simd) {
   constexpr std::int64_t kBlock = 1 << 18, kBlocks = 256;  // 256 MiB
-  std::vector<float> data(static_cast<std::size_t>(kBlock * kBlocks), 1.f);
+  Workspace ws;                                            // in huge pages, as copied weights are
+  float* data = ws.Alloc<float>(kBlock * kBlocks);
+  std::fill(data, data + kBlock * kBlocks, 1.f);
   std::vector<float> sums(static_cast<std::size_t>(kBlocks));
   const double s = BestSeconds([&] {
     pool.ParallelFor(kBlocks, 1, [&](std::int64_t b, std::int64_t e) {
       for (std::int64_t i = b; i < e; ++i) {
-        const float* p = data.data() + i * kBlock;
+        const float* p = data + i * kBlock;
         // Four rows at a time, as a product with one row of x reads its weights.
         float y[4];
         const float one[64] = {1.f};

@@ -106,7 +106,17 @@ void CpuBackend::Gemm(const GemmArgs& a) {
 void CpuBackend::FastGemm(const GemmArgs& a) {
   const FastTable& fast = *simd_.fast;
   const std::int64_t m = a.x.dim(0), cols = a.w.cols;
+  constexpr std::int64_t kRows = 32;
+  const std::int64_t grain =
+      std::max(kRows, (1 << 17) / std::max<std::int64_t>(1, cols * (m + 4)) / kRows * kRows);
   const Workspace::Mark op_mark(ws_);
+  if (m == 1 && fast.gemv != nullptr) {
+    auto* x = ws_.Alloc<std::byte>(fast.gemv_bytes(cols));
+    fast.gemv_pack(a.x.row(0), cols, x);
+    return pool_.ParallelFor(a.w.rows, grain, [&](std::int64_t b, std::int64_t e) {
+      fast.gemv(x, FastOf(a.w.RowSlice(b, e - b)), e - b, cols, a.y.data + b);
+    });
+  }
   auto* packed = ws_.Alloc<std::byte>(fast.packed_bytes(m, cols));
   constexpr std::int64_t kPackRows = 64;  // whole tiles of every table
   pool_.ParallelFor(m, kPackRows, [&](std::int64_t b, std::int64_t e) {
@@ -115,9 +125,6 @@ void CpuBackend::FastGemm(const GemmArgs& a) {
                 packed + fast.packed_bytes(i, cols));
     }
   });
-  constexpr std::int64_t kRows = 32;
-  const std::int64_t grain =
-      std::max(kRows, (1 << 17) / std::max<std::int64_t>(1, cols * (m + 4)) / kRows * kRows);
   pool_.ParallelFor(a.w.rows, grain, [&](std::int64_t b, std::int64_t e) {
     Workspace& ws = ThreadScratch();
     const Workspace::Mark mark(ws);
@@ -132,6 +139,11 @@ void CpuBackend::Multiply(const float* x, std::int64_t ldx, std::int64_t m, cons
   const Workspace::Mark mark(ws);
   if (Fast(w)) {
     const FastTable& fast = *simd_.fast;
+    if (m == 1 && fast.gemv != nullptr) {
+      auto* packed = ws.Alloc<std::byte>(fast.gemv_bytes(w.cols));
+      fast.gemv_pack(x, w.cols, packed);
+      return fast.gemv(packed, FastOf(w), w.rows, w.cols, y);
+    }
     auto* packed = ws.Alloc<std::byte>(fast.packed_bytes(m, w.cols));
     fast.pack(x, ldx, m, w.cols, packed);
     fast.gemm(packed, m, FastOf(w), w.rows, w.cols, y, ldy,

@@ -8,6 +8,7 @@
 #if defined(__AMX_BF16__)
 #include "k3/kernels/cpu/amx_tiles.h"
 #include "k3/kernels/cpu/bf16_decode.h"
+#include "k3/kernels/cpu/mx4_row.h"
 #endif
 
 namespace k3::cpu::K3_ISA {
@@ -133,48 +134,57 @@ void Product11(const LeftTiles& a0, const std::uint8_t* b0, std::int64_t steps, 
 /// 32 rows of decoded or copied weights.
 std::int64_t ScratchBytes(std::int64_t, std::int64_t cols) { return 2 * cols / kStep * kTileBytes; }
 
+constexpr std::int64_t kRun = 16;  // steps of a row decoded together: their scales, whole lines
+
+/// Steps [s0, s0 + run) of n <= 16 weight rows from row r on as dense tiles; rows beyond n are
+/// zero. Codes `ahead` steps later are fetched.
+void DecodeRun(const FastWeight& w, std::int64_t r, std::int64_t n, std::int64_t cols,
+               std::int64_t s0, std::int64_t run, std::int64_t ahead, std::uint8_t* tiles) {
+  const std::int64_t steps = cols / kStep;
+  for (std::int64_t i = 0; i < kRows; ++i) {
+    const std::int64_t first = (r + i) * steps + s0;
+    std::uint8_t* to = tiles + 64 * i;
+    if (i >= n) {
+      for (std::int64_t s = 0; s < run; ++s) {
+        _mm512_store_si512(to + s * kTileBytes, _mm512_setzero_si512());
+      }
+    } else if (w.form == FastForm::kFp8 || w.form == FastForm::kInt8) {
+      const std::uint8_t* codes = w.data + 32 * first;
+      for (std::int64_t s = 0; s < run; s += 2) {
+        _mm_prefetch(codes + 32 * (s + ahead), _MM_HINT_T0);
+      }
+      for (std::int64_t s = 0; s < run; ++s) {
+        _mm512_store_si512(to + s * kTileBytes,
+                           DecodeBytesToBf16(w, r + i, kStep * (s0 + s), cols));
+      }
+    } else if (w.form == FastForm::kBf16) {
+      for (std::int64_t s = 0; s < run; ++s) {
+        _mm512_store_si512(to + s * kTileBytes, _mm512_loadu_si512(w.data + 64 * (first + s)));
+      }
+    } else {
+      Mx4Scales scales;
+      ReadScales(w.scales + first, run, scales);
+      const std::uint8_t* codes = w.data + 16 * first;
+      for (std::int64_t s = 0; s < run; s += 4) {
+        _mm_prefetch(codes + 16 * (s + ahead), _MM_HINT_T0);
+      }
+      for (std::int64_t s = 0; s < run; ++s) {
+        _mm512_store_si512(to + s * kTileBytes,
+                           DecodeMx4ToBf16(codes + 16 * s, scales, w.scales + first, s));
+      }
+    }
+  }
+}
+
 /// n <= 16 weight rows from row r on: where they are, or gathered into `panel` as dense tiles.
 LeftTiles Left(const FastWeight& w, std::int64_t r, std::int64_t n, std::int64_t cols, bool copy,
                std::uint8_t* panel) {
   if (w.form == FastForm::kBf16 && n == kRows && !copy)
     return {w.data + 2 * r * cols, 64, 2 * cols};
   const std::int64_t steps = cols / kStep;
-  constexpr std::int64_t kRun = 16;  // steps of a row at a time: their scales, whole cache lines
   for (std::int64_t s0 = 0; s0 < steps; s0 += kRun) {
-    const std::int64_t run = steps - s0 < kRun ? steps - s0 : kRun;
-    for (std::int64_t i = 0; i < kRows; ++i) {
-      const std::int64_t first = (r + i) * steps + s0;
-      std::uint8_t* to = panel + s0 * kTileBytes + 64 * i;
-      if (i >= n) {
-        for (std::int64_t s = 0; s < run; ++s) {
-          _mm512_store_si512(to + s * kTileBytes, _mm512_setzero_si512());
-        }
-      } else if (w.form == FastForm::kFp8 || w.form == FastForm::kInt8) {
-        const std::uint8_t* codes = w.data + 32 * first;
-        for (std::int64_t s = 0; s < run; s += 2) {  // these columns of the rows after these
-          _mm_prefetch(codes + 32 * (s + 2 * kRows * steps), _MM_HINT_T0);
-        }
-        for (std::int64_t s = 0; s < run; ++s) {
-          _mm512_store_si512(to + s * kTileBytes,
-                             DecodeBytesToBf16(w, r + i, kStep * (s0 + s), cols));
-        }
-      } else if (w.form == FastForm::kBf16) {
-        for (std::int64_t s = 0; s < run; ++s) {
-          _mm512_store_si512(to + s * kTileBytes, _mm512_loadu_si512(w.data + 64 * (first + s)));
-        }
-      } else {
-        Mx4Scales scales;
-        ReadScales(w.scales + first, run, scales);
-        const std::uint8_t* codes = w.data + 16 * first;
-        for (std::int64_t s = 0; s < run; s += 4) {  // these columns of the rows after these
-          _mm_prefetch(codes + 16 * (s + 2 * kRows * steps), _MM_HINT_T0);
-        }
-        for (std::int64_t s = 0; s < run; ++s) {
-          _mm512_store_si512(to + s * kTileBytes,
-                             DecodeMx4ToBf16(codes + 16 * s, scales, w.scales + first, s));
-        }
-      }
-    }
+    DecodeRun(w, r, n, cols, s0, steps - s0 < kRun ? steps - s0 : kRun, 2 * kRows * steps,
+              panel + s0 * kTileBytes);
   }
   return {panel, kTileBytes, 64};
 }
@@ -226,6 +236,90 @@ void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, s
   _tile_release();
 }
 
+/// Tiles of a product with one row of x: 0 and 1 are sums, 4 and 5 weights, 6 is x, whose tiles of
+/// 32 values are columns of 16 pairs. Same sums in the same order as in Gemm.
+struct GemvConfig : TileConfig {
+  GemvConfig() { row_bytes[0] = row_bytes[1] = row_bytes[6] = 4; }
+};
+
+/// y of 16 or 32 rows of bf16 where they are.
+void GemvInPlace(const std::uint8_t* x, const std::uint8_t* w, bool both, std::int64_t cols,
+                 float* y) {
+  _tile_zero(0);
+  _tile_zero(1);
+  const std::uint8_t* second = w + 2 * kRows * cols;
+  for (std::int64_t s = 0; s < cols / kStep; ++s) {
+    _tile_loadd(6, x + 64 * s, 4);
+    _tile_loadd(4, w + 64 * s, 2 * cols);
+    _tile_dpbf16ps(0, 4, 6);
+    if (both) {
+      _tile_loadd(5, second + 64 * s, 2 * cols);
+      _tile_dpbf16ps(1, 5, 6);
+    }
+  }
+  _tile_stored(0, y, 4);
+  if (both) _tile_stored(1, y + kRows, 4);
+}
+
+/// What Gemv reads: x as bf16, then the same values as f32, then their range.
+std::int64_t GemvBytes(std::int64_t cols) { return 6 * cols + 64; }
+
+void GemvPack(const float* x, std::int64_t cols, void* out) {
+  auto* rounded = static_cast<std::uint8_t*>(out);
+  auto* wide = reinterpret_cast<float*>(rounded + 2 * cols);
+  for (std::int64_t k = 0; k < cols; k += kStep) {
+    _mm512_store_si512(rounded + 2 * k, RoundToBf16(x + k));
+    Store(wide + k, LoadBf16(rounded + 2 * k));
+    Store(wide + k + kLanes, LoadBf16(rounded + 2 * k + 32));
+  }
+  const Mx4Range range = RangeOf(rounded, cols);
+  __builtin_memcpy(rounded + 6 * cols, &range, sizeof range);
+}
+
+void Gemv(const void* packed, FastWeight w, std::int64_t rows, std::int64_t cols, float* y) {
+  const auto* x = static_cast<const std::uint8_t*>(packed);
+  alignas(64) std::uint8_t panel[kRun * kTileBytes];  // stays in the nearest cache
+  const std::int64_t steps = cols / kStep;
+  Mx4Range range;
+  __builtin_memcpy(&range, x + 6 * cols, sizeof range);
+  const GemvConfig config;
+  _tile_loadconfig(&config);
+  for (std::int64_t r = 0; r < rows; r += kRows) {
+    const std::int64_t n = rows - r < kRows ? rows - r : kRows;
+    if (w.form == FastForm::kBf16 && n == kRows) {
+      const bool both = rows - r >= 2 * kRows;
+      GemvInPlace(x, w.data + 2 * r * cols, both, cols, y + r);
+      if (both) r += kRows;
+      continue;
+    }
+    if (w.form == FastForm::kMxfp4 && n == kRows &&
+        Mx4Normal(range, w.scales + r * steps, kRows * steps)) {
+      Mx4Rows16(reinterpret_cast<const float*>(x + 2 * cols), w.data + 16 * r * steps,
+                w.scales + r * steps, steps, y + r);
+      continue;
+    }
+    _tile_zero(0);
+    for (std::int64_t s0 = 0; s0 < steps; s0 += kRun) {
+      const std::int64_t run = steps - s0 < kRun ? steps - s0 : kRun;
+      const std::int64_t ahead = s0 + kRun < steps ? kRun : kRows * steps - s0;  // the next run
+      DecodeRun(w, r, n, cols, s0, run, ahead, panel);
+      for (std::int64_t s = 0; s < run; ++s) {
+        _tile_loadd(6, x + 64 * (s0 + s), 4);
+        _tile_loadd(4, panel + s * kTileBytes, 64);
+        _tile_dpbf16ps(0, 4, 6);
+      }
+    }
+    if (n == kRows) {
+      _tile_stored(0, y + r, 4);
+    } else {
+      float out[kRows];
+      _tile_stored(0, out, 4);
+      for (std::int64_t i = 0; i < n; ++i) y[r + i] = out[i];
+    }
+  }
+  _tile_release();
+}
+
 void Round(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, std::uint8_t* out,
            std::int64_t ld_out) {
   for (std::int64_t i = 0; i < m; ++i) {
@@ -238,7 +332,8 @@ void Round(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, 
 }  // namespace
 
 const FastTable* AmxProducts() {
-  static const FastTable table{PackedBytes, Pack, Round, ScratchBytes, Gemm, AmxKdaChunks};
+  static const FastTable table{PackedBytes, Pack,     Round, ScratchBytes, Gemm,
+                               GemvBytes,   GemvPack, Gemv,  AmxKdaChunks};
   return &table;
 }
 

@@ -124,7 +124,8 @@ void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, s
 }  // namespace
 
 const FastTable* Bf16Products() {
-  static const FastTable table{PackedBytes, Pack, Round, ScratchBytes, Gemm, nullptr};
+  static const FastTable table{PackedBytes, Pack,    Round,   ScratchBytes, Gemm,
+                               nullptr,     nullptr, nullptr, nullptr};
   return &table;
 }
 

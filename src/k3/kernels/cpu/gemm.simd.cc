@@ -52,11 +52,11 @@ inline void DotTile(const float* x, std::int64_t ldx, const float* w, std::int64
     for (auto& a : row) a = Zero();
   }
   auto step = [&](std::int64_t k, auto load) {
-    Vec b[MW];
-    for (std::size_t r = 0; r < MW; ++r) b[r] = load(w + At(r, ldw) + k);
-    for (std::size_t i = 0; i < MX; ++i) {
-      const Vec a = load(x + At(i, ldx) + k);
-      for (std::size_t r = 0; r < MW; ++r) acc[r][i] = Fma(a, b[r], acc[r][i]);
+    Vec a[MX];
+    for (std::size_t i = 0; i < MX; ++i) a[i] = load(x + At(i, ldx) + k);
+    for (std::size_t r = 0; r < MW; ++r) {
+      const Vec b = load(w + At(r, ldw) + k);
+      for (std::size_t i = 0; i < MX; ++i) acc[r][i] = Fma(a[i], b, acc[r][i]);
     }
   };
   std::int64_t k = 0;
@@ -100,6 +100,29 @@ inline float E8m0(std::uint8_t e) {
   return scale;
 }
 
+/// The scales of up to 16 blocks.
+inline void ReadE8m0(const std::uint8_t* scales, std::int64_t n, float* to) {
+#if defined(__AVX512F__)
+  const __m128i bytes = n < 16 ? _mm_maskz_loadu_epi8(FirstN(n), scales)
+                               : _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
+  const __m512i e = _mm512_cvtepu8_epi32(bytes);
+  const __mmask16 zero = _mm512_testn_epi32_mask(e, e);
+  _mm512_storeu_si512(
+      to, _mm512_mask_mov_epi32(_mm512_slli_epi32(e, 23), zero, _mm512_set1_epi32(0x00400000)));
+#else
+  for (std::int64_t j = 0; j < n; ++j) to[j] = E8m0(scales[j]);
+#endif
+}
+
+// With AVX-512 all vectors of a tile have their lanes turned until the end.
+#if defined(__AVX512F__)
+inline Vec Mx4(const std::uint8_t* p, const Mx4Table& t) { return LoadMx4Turned(p, t); }
+#else
+inline Vec Mx4(const std::uint8_t* p, const Mx4Table& t) { return LoadMx4(p, t); }
+inline Vec Turn(Vec a) { return a; }
+inline Vec TurnBack(Vec a) { return a; }
+#endif
+
 template <std::size_t MX, std::size_t MW>
 inline void DotTileMxfp4(const float* x, std::int64_t ldx, const std::uint8_t* codes,
                          const std::uint8_t* scales, std::int64_t n, float* y, std::int64_t ldy) {
@@ -108,30 +131,32 @@ inline void DotTileMxfp4(const float* x, std::int64_t ldx, const std::uint8_t* c
     for (auto& a : row) a = Zero();
   }
   constexpr std::int64_t kBlocks = 16;  // scales decoded together
-  float scale[MW][kBlocks];
-  for (std::int64_t k = 0; k < n; k += 32) {
-    const std::int64_t block = k / 32 % kBlocks;
-    if (block == 0) {
-      const std::int64_t left = (n - k) / 32;
-      for (std::size_t r = 0; r < MW; ++r) {
-        const std::uint8_t* s = scales + At(r, n / 32) + k / 32;
-        for (std::int64_t j = 0; j < kBlocks; ++j) scale[r][j] = E8m0(j < left ? s[j] : 1);
-      }
-    }
-    Vec a[2][MX];
-    for (std::size_t i = 0; i < MX; ++i) {
-      a[0][i] = Load(x + At(i, ldx) + k);
-      a[1][i] = Load(x + At(i, ldx) + k + kLanes);
-    }
+  alignas(64) float scale[MW][kBlocks];
+  for (std::int64_t k0 = 0; k0 < n; k0 += 32 * kBlocks) {
+    const std::int64_t blocks = (n - k0) / 32 < kBlocks ? (n - k0) / 32 : kBlocks;
     for (std::size_t r = 0; r < MW; ++r) {
-      const Mx4Table table = MakeMx4Table(scale[r][block]);
-      const std::uint8_t* c = codes + At(r, n / 2) + k / 2;
-      if (k % 128 == 0) __builtin_prefetch(c + kAheadRows * n / 2);
-      const Vec b0 = LoadMx4(c, table), b1 = LoadMx4(c + 8, table);
+      ReadE8m0(scales + At(r, n / 32) + k0 / 32, blocks, scale[r]);
+    }
+    for (std::int64_t j = 0; j < blocks; ++j) {
+      const std::int64_t k = k0 + 32 * j;
+      Vec a[2][MX];
       for (std::size_t i = 0; i < MX; ++i) {
-        acc[r][i] = Fma(a[1][i], b1, Fma(a[0][i], b0, acc[r][i]));
+        a[0][i] = Turn(Load(x + At(i, ldx) + k));
+        a[1][i] = Turn(Load(x + At(i, ldx) + k + kLanes));
+      }
+      for (std::size_t r = 0; r < MW; ++r) {
+        const Mx4Table table = MakeMx4Table(scale[r][j]);
+        const std::uint8_t* c = codes + At(r, n / 2) + k / 2;
+        if (j % 4 == 0) __builtin_prefetch(c + kAheadRows * n / 2);
+        const Vec b0 = Mx4(c, table), b1 = Mx4(c + 8, table);
+        for (std::size_t i = 0; i < MX; ++i) {
+          acc[r][i] = Fma(a[1][i], b1, Fma(a[0][i], b0, acc[r][i]));
+        }
       }
     }
+  }
+  for (auto& row : acc) {
+    for (auto& a : row) a = TurnBack(a);
   }
   StoreSums<MX, MW>(acc, y, ldy);
 }

@@ -8,8 +8,13 @@ namespace k3::cpu::K3_ISA {
 namespace {
 
 constexpr std::int64_t kChunk = 16;
-constexpr std::int64_t kPanelLanes =
-    4 * kLanes;                           // columns handled together; 32 KB of state at K=128
+/// Columns handled together; 32 KB of state at K = 128.
+constexpr std::int64_t kPanelLanes = 4 * kLanes;
+#if defined(__AVX512F__)
+constexpr std::int64_t kWideLanes = 8 * kLanes;  // columns of a run that is too short to copy
+#else
+constexpr std::int64_t kWideLanes = 4 * kLanes;
+#endif
 constexpr std::int64_t kPanelKeys = 128;  // rows of a panel that stays in level-one cache
 
 inline std::int64_t At(std::size_t i, std::int64_t stride) {
@@ -22,16 +27,25 @@ inline std::int64_t LanesOf(std::size_t w, std::int64_t width) {
   return left < kLanes ? left : kLanes;
 }
 
-/// Columns [c, c + width) of the state, at `s` with row stride `ld`, over all tokens: columns never
-/// meet. One sweep a token: the update of token t and the read of token t + 1 share it.
-template <std::size_t W>
-inline void KdaColumns(const KdaHead& h, std::int64_t c, std::int64_t width, float* s,
-                       std::int64_t ld) {
+/// Rows that are fetched ahead where the state is used in place.
+constexpr std::int64_t kAheadKeys = 8;
+
+/// W vectors of columns, from column c on, of the state at `s` with row stride `ld`, over all
+/// tokens: columns never meet. One sweep a token: the update of token t and the read of token t + 1
+/// share it. `width` columns are there, and count where they do not fill the vectors.
+template <std::size_t W, bool kFull, bool kInPlace>
+__attribute__((always_inline)) inline void KdaColumns(const KdaHead& h, std::int64_t c,
+                                                      std::int64_t width, float* s,
+                                                      std::int64_t ld) {
   Vec u[W], o[W];
+  auto lanes_of = [&](std::size_t w) { return kFull ? kLanes : LanesOf(w, width); };
   auto load_v = [&](std::int64_t t, Vec* to) {
     for (std::size_t w = 0; w < W; ++w) {
-      to[w] = LoadTail(h.v + t * h.ld_v + c + At(w, kLanes), LanesOf(w, width));
+      to[w] = LoadTail(h.v + t * h.ld_v + c + At(w, kLanes), lanes_of(w));
     }
+  };
+  auto fetch = [&](std::int64_t d, std::size_t w) {
+    if (kInPlace) __builtin_prefetch(s + (d + kAheadKeys) * ld + At(w, kLanes));
   };
   auto times_beta = [&](std::int64_t t) {
     const Vec beta = Set(h.beta[t * h.ld_beta]);
@@ -41,7 +55,8 @@ inline void KdaColumns(const KdaHead& h, std::int64_t c, std::int64_t width, flo
   for (std::int64_t d = 0; d < h.K; ++d) {
     const Vec decay = Set(h.alpha[d]), key = Set(h.k[d]);
     for (std::size_t w = 0; w < W; ++w) {
-      const Vec x = LoadTail(s + d * ld + At(w, kLanes), LanesOf(w, width));
+      fetch(d, w);
+      const Vec x = LoadTail(s + d * ld + At(w, kLanes), lanes_of(w));
       u[w] = Fnma(Mul(x, decay), key, u[w]);
     }
   }
@@ -54,7 +69,8 @@ inline void KdaColumns(const KdaHead& h, std::int64_t c, std::int64_t width, flo
         float* row = s + d * ld;
         const Vec key = Set(k[d]), query = Set(q[d]);
         for (std::size_t w = 0; w < W; ++w) {
-          const std::int64_t lanes = LanesOf(w, width);
+          const std::int64_t lanes = lanes_of(w);
+          fetch(d, w);
           const Vec x = Fma(key, u[w], decayed(d, LoadTail(row + At(w, kLanes), lanes)));
           o[w] = Fma(x, query, o[w]);
           StoreTail(row + At(w, kLanes), leave(d, w, x), lanes);
@@ -88,7 +104,7 @@ inline void KdaColumns(const KdaHead& h, std::int64_t c, std::int64_t width, flo
       times_beta(t + 1);
     }
     for (std::size_t w = 0; w < W; ++w) {
-      StoreTail(h.o + t * h.ld_o + c + At(w, kLanes), o[w], LanesOf(w, width));
+      StoreTail(h.o + t * h.ld_o + c + At(w, kLanes), o[w], lanes_of(w));
     }
   }
 }
@@ -108,20 +124,23 @@ inline void CopyPanel(const float* from, std::int64_t ld_from, std::int64_t K, f
 void KdaRecurrent(const KdaHead& h) {
   std::int64_t c = 0;
   // Rows of the state are a power of two apart and would meet in few cache sets; long runs work on
-  // a dense copy.
-  alignas(64) float panel[kPanelKeys * kPanelLanes];
-  const bool copy = h.T >= 4 && h.K <= kPanelKeys;
-  for (; c + kPanelLanes <= h.V; c += kPanelLanes) {
-    if (copy) {
+  // a dense copy. A few tokens pass over whole rows in place, which reads memory in order.
+  if (h.T >= 4 && h.K <= kPanelKeys) {
+    alignas(64) float panel[kPanelKeys * kPanelLanes];
+    for (; c + kPanelLanes <= h.V; c += kPanelLanes) {
       CopyPanel(h.S + c, h.V, h.K, panel, kPanelLanes);
-      KdaColumns<4>(h, c, kPanelLanes, panel, kPanelLanes);
+      KdaColumns<4, true, false>(h, c, kPanelLanes, panel, kPanelLanes);
       CopyPanel(panel, kPanelLanes, h.K, h.S + c, h.V);
-    } else {
-      KdaColumns<4>(h, c, kPanelLanes, h.S + c, h.V);
     }
   }
+  for (; c + kWideLanes <= h.V; c += kWideLanes) {
+    KdaColumns<kWideLanes / kLanes, true, true>(h, c, kWideLanes, h.S + c, h.V);
+  }
+  for (; c + kPanelLanes <= h.V; c += kPanelLanes) {
+    KdaColumns<4, true, true>(h, c, kPanelLanes, h.S + c, h.V);
+  }
   for (; c < h.V; c += kLanes) {
-    KdaColumns<1>(h, c, h.V - c < kLanes ? h.V - c : kLanes, h.S + c, h.V);
+    KdaColumns<1, false, true>(h, c, h.V - c < kLanes ? h.V - c : kLanes, h.S + c, h.V);
   }
 }
 

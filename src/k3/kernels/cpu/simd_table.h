@@ -61,6 +61,11 @@ struct FastTable {
   void (*gemm)(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows,
                std::int64_t cols, float* y, std::int64_t ldy, void* scratch);
 
+  /// The same for one row of x, packed in a way of its own; null where gemm does it as fast.
+  std::int64_t (*gemv_bytes)(std::int64_t cols);
+  void (*gemv_pack)(const float* x, std::int64_t cols, void* out);  // out: 64-byte aligned
+  void (*gemv)(const void* packed, FastWeight w, std::int64_t rows, std::int64_t cols, float* y);
+
   /// Chunks of 16 tokens with bounded decay; T a multiple of 16, K <= 256 and V multiples of 32.
   /// Null where nothing beats kda_chunk.
   void (*kda_chunks)(const KdaHead& head);

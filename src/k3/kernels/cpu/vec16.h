@@ -74,6 +74,21 @@ inline Vec LoadMx4(const std::uint8_t* p, const Mx4Table& t) {
   const __m512i both = _mm512_mask_broadcastd_epi32(low, 0xFF00, _mm_loadu_si32(p + 4));
   return {_mm512_permutexvar_ps(_mm512_srlv_epi32(both, shift), t.value)};
 }
+/// The same values in the order 0, 8, 1, 9, .. 7, 15, which costs two operations fewer.
+inline Vec LoadMx4Turned(const std::uint8_t* p, const Mx4Table& t) {
+  const __m512i turn = _mm512_setr_epi64(0, 4, 8, 12, 16, 20, 24, 28);
+  std::int64_t codes;
+  __builtin_memcpy(&codes, p, 8);
+  return {_mm512_permutexvar_ps(_mm512_rorv_epi64(_mm512_set1_epi64(codes), turn), t.value)};
+}
+inline Vec Turn(Vec a) {
+  const __m512i from = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+  return {_mm512_permutexvar_ps(from, a.v)};
+}
+inline Vec TurnBack(Vec a) {
+  const __m512i from = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+  return {_mm512_permutexvar_ps(from, a.v)};
+}
 /// a * b + c, rounded once.
 inline Vec Fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 /// c - a * b, rounded once.
