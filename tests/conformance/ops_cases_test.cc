@@ -1,5 +1,6 @@
 // One list of shapes and extremes: every CPU table against the float64 reference, and bit for bit
 // against the other tables.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -462,6 +463,36 @@ void CompareAttnRes(double query_scale, double tolerance) {
 }
 
 TEST(OpsCases, AttnResWithGamma) { CompareAttnRes(1.0, 1e-6); }
+
+// What a first site leaves for later ones does not change a bit of them.
+TEST(OpsCases, AttnResKeepsSquares) {
+  const std::int64_t T = 5, H = 33;
+  const auto rows = Normal(1, 4 * T * H), first = Normal(2, H), second = Normal(3, H);
+  std::vector<const float*> pointers;
+  for (std::size_t e = 0; e < 4; ++e)
+    pointers.push_back(&rows[e * static_cast<std::size_t>(T * H)]);
+  cpu::CpuBackend ops(testing::TestPool(), *cpu::ChooseTable().value());
+  auto mix = [&](const std::vector<float>& w, std::span<float* const> squares, std::size_t known) {
+    std::vector<float> y(static_cast<std::size_t>(T * H));
+    ops.AttnRes({pointers,
+                 CVec(w.data(), {H}),
+                 1e-5f,
+                 std::nullopt,
+                 Mat(y.data(), {T, H}),
+                 {},
+                 nullptr,
+                 squares,
+                 known});
+    return y;
+  };
+  std::vector<float> sums(static_cast<std::size_t>(3 * T), -1.f);
+  float* const squares[] = {&sums[0], &sums[5], &sums[10]};
+  EXPECT_EQ(mix(first, squares, 0), mix(first, {}, 0));
+  EXPECT_TRUE(std::all_of(sums.begin(), sums.end(), [](float x) { return x > 0; }));
+  EXPECT_EQ(mix(second, squares, 3), mix(second, {}, 0));
+  sums[7] *= 4;  // read, not summed again
+  EXPECT_NE(mix(second, squares, 3), mix(second, {}, 0));
+}
 
 // Scores of thousands: exp of them is infinite also in float64.
 TEST(OpsCases, AttnResScoresFarApart) { CompareAttnRes(500.0, 1e-3); }

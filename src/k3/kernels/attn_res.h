@@ -1,6 +1,7 @@
 // Attention residuals: every token mixes the rows its earlier layers left. Spec section 5.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <span>
 
@@ -21,6 +22,10 @@ struct AttnResArgs {
   Mat y;
   Mat weights;                        // optional: data may be null
   const float* gamma_home = nullptr;  // where gamma lives; not read, a tape needs it
+  /// Optional, per banked row [T]: sum_d v_e[d]^2 for later sites. The first `known` were left by
+  /// this backend, the others are for it to fill; it may also leave all of them alone, always.
+  std::span<float* const> squares = {};
+  std::size_t known = 0;
 };
 
 constexpr std::int64_t kMaxAttnResRows = 16384;  // 2 * layers + 1 of the largest config we accept

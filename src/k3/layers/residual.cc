@@ -31,9 +31,18 @@ struct Base : ResidualStream {
       weights = NewMat(exec, p.dim(0), static_cast<std::int64_t>(rows.size()));
     }
     const auto gamma = s.gamma ? std::optional<float>(*s.gamma) : std::nullopt;
-    exec.ops->AttnRes({rows, s.mix, rms_eps, gamma, mixed, weights, s.gamma});
+    exec.ops->AttnRes(
+        {rows, s.mix, rms_eps, gamma, mixed, weights, s.gamma, squares, known_squares});
+    known_squares = squares.size();
     if (observer != nullptr) observer->DepthWeights(layer, where, weights);
     return mixed;
+  }
+
+  /// Banks the live row and starts the next, which a Write fills.
+  void Bank() {
+    bank.push_back(p.data);
+    squares.push_back(NewMat(exec, p.dim(0), 1).data);
+    p = NewMat(exec, p.dim(0), p.dim(1));
   }
 
   const ResidualConfig& config;
@@ -44,6 +53,8 @@ struct Base : ResidualStream {
   Mat p;  // the live row
   ResidualObserver* observer;
   std::vector<const float*> bank;
+  std::vector<float*> squares;    // of banked rows
+  std::size_t known_squares = 0;  // how many of them a mix has left
   Mat mixed;
 };
 
@@ -55,10 +66,7 @@ struct BlockAttnRes : Base {
     if (s == Site::kFfn) return Mix(site(layer, s), layer, s);
     const CMat h = bank.empty() ? CMat(p) : Mix(site(layer, s), layer, s);
     fresh = layer % config.block_size == 0;
-    if (fresh) {
-      bank.push_back(p.data);
-      p = NewMat(exec, p.dim(0), p.dim(1));  // filled by the Write that follows
-    }
+    if (fresh) Bank();
     return h;
   }
   void Write(std::int64_t, Site s, CMat, CMat y) override {
@@ -79,8 +87,7 @@ struct FullAttnRes : Base {
 
   CMat Read(std::int64_t layer, Site s) override {
     const CMat h = bank.empty() ? CMat(p) : Mix(site(layer, s), layer, s);
-    bank.push_back(p.data);
-    p = NewMat(exec, p.dim(0), p.dim(1));
+    Bank();
     return h;
   }
   void Write(std::int64_t, Site, CMat, CMat y) override { exec.ops->CopyRows({y, {}, p}); }

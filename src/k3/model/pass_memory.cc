@@ -69,7 +69,8 @@ std::int64_t WriteBytes(const ModelConfig& c, std::int64_t T) {
   return Mats(T, {mode == ResidualMode::kNormScaled ? c.hidden : 0, gate});
 }
 
-/// Rows of the stream that a read of this site adds for good: banked rows stay until the end.
+/// Rows of the stream that a read of this site adds for good, each with the square of the one
+/// before it: banked rows stay until the end.
 std::int64_t RowsKept(const ModelConfig& c, std::int64_t layer, bool attention) {
   if (c.residual.mode == ResidualMode::kFullAttnRes) return 1;
   if (c.residual.mode != ResidualMode::kBlockAttnRes || !attention) return 0;
@@ -81,13 +82,14 @@ std::int64_t RowsKept(const ModelConfig& c, std::int64_t layer, bool attention) 
 std::int64_t PassBytes(const ModelConfig& c, std::int64_t T, std::int64_t logit_rows) {
   if (T <= 0) return 0;
   const std::int64_t row = Mats(T, {c.hidden});
+  const std::int64_t banked = row + Mats(T, {1});
   std::int64_t kept = 3 * row;  // embedding, normed input, sublayer output
   std::int64_t peak = kept;
   for (std::int64_t i = 0; i < c.n_layers; ++i) {
-    kept += row * RowsKept(c, i, true);
+    kept += banked * RowsKept(c, i, true);
     peak = std::max(peak, kept + std::max(AttentionBytes(c, i, T), WriteBytes(c, T)));
     if (c.uses_attn_res() && i == 0) kept += row;  // the mix; the first read has nothing to mix
-    kept += row * RowsKept(c, i, false);
+    kept += banked * RowsKept(c, i, false);
     const std::int64_t ffn =
         c.is_moe(i) ? MoeBytes(c, T) : Mats(T, {c.intermediate, c.intermediate});
     peak = std::max(peak, kept + std::max(ffn, WriteBytes(c, T)));

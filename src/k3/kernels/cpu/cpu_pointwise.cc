@@ -149,10 +149,16 @@ void CpuBackend::AttnRes(const AttnResArgs& a) {
     double* pi = ws.Alloc<double>(n);
     float* mix = ws.Alloc<float>(H);  // y may alias a row: everything is read before y is written
     auto row = [&](std::int64_t e) { return a.rows[static_cast<std::size_t>(e)] + t * H; };
+    auto square = [&](std::int64_t e) {
+      const auto i = static_cast<std::size_t>(e);
+      if (i < a.known) return a.squares[i][t];
+      const float sum = simd_.dot(row(e), row(e), H);
+      if (i < a.squares.size()) a.squares[i][t] = sum;
+      return sum;
+    };
     double top = -HUGE_VAL;
     for (std::int64_t e = 0; e < n; ++e) {
-      const double mean =
-          static_cast<double>(simd_.dot(row(e), row(e), H)) / static_cast<double>(H);
+      const double mean = static_cast<double>(square(e)) / static_cast<double>(H);
       pi[e] = static_cast<double>(simd_.dot(row(e), a.w.data, H)) / std::sqrt(mean + a.eps);
       top = std::max(top, pi[e]);
     }
