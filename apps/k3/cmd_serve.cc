@@ -183,6 +183,10 @@ int Run(const ServeOptions& given) {
   if (o.api.keys.empty() && !IsLoopback(o.http.host)) {
     Warn(fmt::format("{} is open to others and no API key is set", o.http.host));
   }
+  o.api.check_caller =
+      !o.api.allowed_hosts.empty() || (o.api.keys.empty() && IsLoopback(o.http.host));
+  const bool bare_ipv6 = o.http.host.find(':') != std::string::npos && o.http.host[0] != '[';
+  o.api.allowed_hosts.push_back(bare_ipv6 ? "[" + o.http.host + "]" : o.http.host);
   o.api.log_requests = true;
   serve::Api api(o.api);
   auto server = serve::HttpServer::Start(o.http, api);
@@ -254,6 +258,10 @@ void AddServe(CLI::App& root, Action& action) {
         return text.empty() || bad ? std::string("found \"" + text + "\", expected an origin")
                                    : std::string();
       });
+  app->add_option("--allowed-host", o->api.allowed_hosts,
+                  "Answer requests whose Host is this name too; repeatable (docs/serve.md)")
+      ->check(CheckName)
+      ->type_name("NAME");
   app->add_option("--model-name", o->name, "What clients call the model (default: its folder's)")
       ->check(CheckName)
       ->type_name("NAME");

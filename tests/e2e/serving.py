@@ -109,7 +109,7 @@ class Server:
         """A socket on which a request has been sent."""
         s = socket.create_connection((self.host, self.port), timeout=30)
         data = json.dumps(body).encode()
-        s.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        s.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                   f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
         return s
 

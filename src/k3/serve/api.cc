@@ -9,6 +9,7 @@
 
 #include "k3/io/json.h"
 #include "k3/serve/api_call_internal.h"
+#include "k3/serve/caller_check.h"
 
 namespace k3::serve {
 namespace {
@@ -146,10 +147,15 @@ HttpReply Api::Preflight(const HttpRequest& request) const {
 }
 
 std::optional<HttpReply> Api::Screen(const HttpRequest& head) {
-  if (head.method == "OPTIONS") return Preflight(head);
+  const ApiStatus caller = options_.check_caller
+                               ? CheckCaller(head, options_.allowed_hosts, options_.cors_origin)
+                               : std::nullopt;
+  if (head.method == "OPTIONS" && !caller) return Preflight(head);
   ApiError error;
   const Route* route = FindRoute(head.path);
-  if (!HasKey(head)) {
+  if (caller) {
+    error = *caller;
+  } else if (!HasKey(head)) {
     error.status = 401;
     error.code = "invalid_api_key";
     error.message = "a valid API key is needed, as Authorization: Bearer KEY or X-Api-Key: KEY";
@@ -162,6 +168,8 @@ std::optional<HttpReply> Api::Screen(const HttpRequest& head) {
     error.code = "method_not_allowed";
     error.message = fmt::format("{} takes {}, found {}", Printable(head.path), route->method,
                                 Printable(head.method));
+  } else if (const ApiStatus encoding = CheckContentEncoding(head); encoding) {
+    error = *encoding;
   } else {
     return std::nullopt;
   }

@@ -15,11 +15,13 @@
 namespace k3::serve {
 
 struct ApiOptions {
-  std::vector<std::string> keys;  // none: everybody may
-  std::string cors_origin;        // empty: no CORS headers; "*" or one origin
-  bool strict_model = false;      // refuse (404) other model names than the served one
-  bool log_requests = false;      // one line each, at level info
-  bool log_prompts = false;       // bodies of requests for text go to the log
+  std::vector<std::string> keys;           // none: everybody may
+  std::string cors_origin;                 // empty: no CORS headers; "*" or one origin
+  bool check_caller = false;               // refuse other hosts and origins: caller_check.h
+  std::vector<std::string> allowed_hosts;  // that are no other ones
+  bool strict_model = false;               // refuse (404) other model names than the served one
+  bool log_requests = false;               // one line each, at level info
+  bool log_prompts = false;                // bodies of requests for text go to the log
 };
 
 /// Knows no sockets. Any thread. Until SetModel everything that needs a model answers 503.
