@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What serving is worth: many users against one, drafts, shared beginnings, overload.
 
-usage: serve_rows.py K3_PROGRAM [--model DIR] [--rounds N] [--rows a,b] [--out FILE]
+usage: serve_rows.py K3_PROGRAM [--model DIR] [--math exact|fast] [--rounds N] [--rows a,b] [--out FILE]
 
 Each row runs `k3 bench serve` with and without the thing it is about, in turn, `rounds` times; a
 ratio is the median over rounds. Beside the wall clock each ratio is given by the processor time of
@@ -26,10 +26,18 @@ MIX = ["--prompt", "lognormal:24:0.6", "--answer", "uniform:64:128", "--temp", "
 
 
 class Bench:
-    def __init__(self, program, model):
-        self.program, self.model = program, model
+    def __init__(self, program, model, math):
+        self.program, self.model, self.math = program, model, math
+
+    def serve(self, *args):
+        """A server, and its address."""
+        process = subprocess.Popen([self.program, "serve", *([self.model] if self.model else []),
+                                    "--port", "0", "--math", self.math, *args],
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return process, re.search(r"http://[\w.]+:\d+", process.stdout.readline())[0]
 
     def __call__(self, *args, server="", url=None):
+        server = f"--math {self.math} {server}".strip()
         where = ["--url", url] if url else [*([self.model] if self.model else []),
                                             "--server-options", server]
         command = [self.program, "bench", "serve", *where, "--json", "-", *map(str, args)]
@@ -75,11 +83,8 @@ def users(bench, rounds):
 def overload(bench, rounds):
     """One server: a burst beyond its queue, then a calm hour in small."""
     del rounds
-    process = subprocess.Popen([bench.program, "serve", *([bench.model] if bench.model else []),
-                                "--port", "0", "--max-running", "8", "--max-waiting", "16"],
-                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process, url = bench.serve("--max-running", "8", "--max-waiting", "16")
     try:
-        url = re.search(r"http://[\w.]+:\d+", process.stdout.readline())[0]
         burst = bench("--rate", 200, "--requests", 300, *MIX, url=url)
         calm = bench("--concurrency", 4, "--requests", 16, *MIX, "--seed", 9, url=url)
     finally:
@@ -92,11 +97,8 @@ def overload(bench, rounds):
 
 def texts(bench, bodies, server):
     """The answers of a server to these completions, one after the other."""
-    process = subprocess.Popen([bench.program, "serve", *([bench.model] if bench.model else []),
-                                "--port", "0", *server], stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL, text=True)
+    process, url = bench.serve(*server)
     try:
-        url = re.search(r"http://[\w.]+:\d+", process.stdout.readline())[0]
         out = []
         for body in bodies:
             request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode())
@@ -159,6 +161,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("program")
     parser.add_argument("--model")
+    parser.add_argument("--math", choices=["exact", "fast"], default="exact")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--out")
@@ -167,14 +170,14 @@ def main():
                             capture_output=True, text=True, check=False).stdout.strip()
     watch = LoadWatch()
     watch.start()
-    bench = Bench(o.program, o.model)
+    bench = Bench(o.program, o.model, o.math)
     rows = {}
     for name in o.rows.split(","):
         rows[name] = ROWS[name](bench, o.rounds)
         print(name, {k: v for k, v in rows[name].items() if k != "runs"}, flush=True)
     report = {"commit": commit, "date": time.strftime("%Y-%m-%d"), "cpus": os.cpu_count(),
               "load_average": {"least": min(watch.seen), "most": max(watch.seen)},
-              "rounds": o.rounds, "rows": rows}
+              "math": o.math, "rounds": o.rounds, "rows": rows}
     if o.out:
         pathlib.Path(o.out).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

@@ -474,15 +474,9 @@ TEST(OpsCases, AttnResKeepsSquares) {
   cpu::CpuBackend ops(testing::TestPool(), *cpu::ChooseTable().value());
   auto mix = [&](const std::vector<float>& w, std::span<float* const> squares, std::size_t known) {
     std::vector<float> y(static_cast<std::size_t>(T * H));
-    ops.AttnRes({pointers,
-                 CVec(w.data(), {H}),
-                 1e-5f,
-                 std::nullopt,
-                 Mat(y.data(), {T, H}),
-                 {},
-                 nullptr,
-                 squares,
-                 known});
+    AttnResArgs args{pointers, CVec(w.data(), {H}), 1e-5f, {}, Mat(y.data(), {T, H}), {}};
+    args.squares = squares, args.known = known;
+    ops.AttnRes(args);
     return y;
   };
   std::vector<float> sums(static_cast<std::size_t>(3 * T), -1.f);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <string_view>
@@ -26,6 +27,30 @@ bool Better(const Candidate& a, const Candidate& b) {
   return a.score > b.score || (a.score == b.score && a.id < b.id);
 }
 
+/// Weights exp((score - best) / temperature), and their sums by how far a score lies below the
+/// best.
+struct Buckets {
+  static constexpr std::size_t kCount = 512;
+  static constexpr double kPerUnit = 16;  // for each unit of score; all that is far down shares one
+
+  Buckets(std::span<const Candidate> all, double t) : temperature(t), weights(all.size()) {
+    best = std::min_element(all.begin(), all.end(), Better)->score;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      weights[i] = std::exp((all[i].score - best) / temperature);
+      sums[Of(all[i].score)] += weights[i];
+      total += weights[i];
+    }
+  }
+  std::size_t Of(double score) const {
+    return static_cast<std::size_t>(
+        std::min((best - score) / temperature * kPerUnit, double{kCount - 1}));
+  }
+
+  double temperature, best, total = 0;
+  std::vector<double> weights;
+  std::array<double, kCount> sums{};
+};
+
 /// Candidates that are put in order (best first) only as far as somebody looks.
 class Ranking {
  public:
@@ -41,14 +66,22 @@ class Ranking {
     Sort(n);
     all_.resize(std::min(n, all_.size()));
   }
-  /// Sum of exp((score - best) / temperature). Before any look at the ranking the order is that of
-  /// the ids, after Truncate that of the ranks: fixed either way.
-  double Total(double temperature) const {
-    double best = all_[0].score;
-    for (const Candidate& c : all_) best = std::max(best, c.score);
-    double total = 0;
-    for (const Candidate& c : all_) total += std::exp((c.score - best) / temperature);
-    return total;
+  /// Sum of exp((score - best) / temperature), in the order of the ids before any look at the
+  /// ranking and in that of the ranks after Truncate: fixed either way. Leaves out candidates
+  /// beyond the share `top_p` of it.
+  double Total(double temperature, double top_p) {
+    const Buckets buckets(all_, temperature);
+    const double wanted = top_p * buckets.total * (1 + 1e-9);  // sums round by their order
+    double sum = 0;
+    std::size_t kept = 0;
+    do {
+      sum += buckets.sums[kept++];
+    } while (kept < Buckets::kCount && sum < wanted);
+    if (kept < Buckets::kCount) {
+      std::erase_if(all_, [&](const Candidate& c) { return buckets.Of(c.score) >= kept; });
+      sorted_ = std::min(sorted_, all_.size());
+    }
+    return buckets.total;
   }
 
  private:
@@ -149,32 +182,19 @@ TokenId Draw(Ranking& ranking, const SamplingParams& params, double total, doubl
 /// into buckets of scores, and only the one where the sum of weights passes its target is put in
 /// order.
 TokenId DrawFromAll(std::span<const Candidate> all, double temperature, double u) {
-  constexpr std::size_t kBuckets = 512;
-  constexpr double kPerUnit =
-      16;  // buckets for each unit of score; all that is far down shares one
-  const auto best = std::min_element(all.begin(), all.end(), Better);
-  std::vector<double> weights(all.size()), sums(kBuckets);
-  const auto bucket = [&](double score) {
-    return static_cast<std::size_t>(
-        std::min((best->score - score) / temperature * kPerUnit, double{kBuckets - 1}));
-  };
-  double total = 0;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    weights[i] = std::exp((all[i].score - best->score) / temperature);
-    sums[bucket(all[i].score)] += weights[i];
-    total += weights[i];
-  }
-  const double target = u * total;
+  const Buckets buckets(all, temperature);
+  const double target = u * buckets.total;
   double sum = 0;
   std::size_t at = 0, last = 0;  // last: in case rounding hides the target behind all buckets
-  for (; at < kBuckets && sum + sums[at] <= target; ++at) {
-    if (sums[at] > 0) last = at;
-    sum += sums[at];
+  for (; at < Buckets::kCount && sum + buckets.sums[at] <= target; ++at) {
+    if (buckets.sums[at] > 0) last = at;
+    sum += buckets.sums[at];
   }
-  if (at == kBuckets) sum -= sums[at = last];
+  if (at == Buckets::kCount) sum -= buckets.sums[at = last];
   std::vector<std::pair<Candidate, double>> inside;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (weights[i] > 0 && bucket(all[i].score) == at) inside.emplace_back(all[i], weights[i]);
+    const double weight = buckets.weights[i];
+    if (weight > 0 && buckets.Of(all[i].score) == at) inside.emplace_back(all[i], weight);
   }
   std::sort(inside.begin(), inside.end(),
             [](const auto& a, const auto& b) { return Better(a.first, b.first); });
@@ -256,7 +276,7 @@ Result<SampleResult> Sampler::Sample(std::span<const float> logits, const Sampli
   } else {
     Ranking ranking(std::move(scores));
     if (params.top_k > 0) ranking.Truncate(static_cast<std::size_t>(params.top_k));
-    const double total = ranking.Total(params.temperature);
+    const double total = ranking.Total(params.temperature, params.top_p);
     result.token = Draw(ranking, params, total, u);
   }
   if (top_logprobs >= 0) AddLogprobs(logits, top_logprobs, result);

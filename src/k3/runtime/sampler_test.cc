@@ -238,10 +238,11 @@ TEST(Sampler, SelectingAPartGivesWhatSortingEverythingWould) {
     // Few distinct values, so that ties are common; once in three a tail far below the best.
     const float step = n % 3 == 0 ? 1.f : 1.f / 16;
     for (float& l : logits) l = static_cast<float>(values.Next() % 97) * step;
-    for (int draw = 0; draw < 12; ++draw) {
+    for (int draw = 0; draw < 60; ++draw) {
       SamplingParams p;
       p.temperature = draw % 2 == 0 ? 1.0 : 3.0;
-      if (draw % 3 == 1) p.top_p = 0.97;
+      const double shares[] = {1e-9, 0.5, 0.97, 1 - 1e-12};
+      if (draw % 3 == 1) p.top_p = shares[draw / 3 % 4];
       if (draw % 4 == 3) p.top_k = 300;
       if (draw % 5 == 4) p.min_p = 0.01;
       const auto seed = static_cast<std::uint64_t>(draw) + 1;
