@@ -71,7 +71,7 @@ def users(bench, rounds):
     pairs = []
     for seed in range(rounds):
         args = [*MIX, "--seed", seed]
-        pairs.append((bench("--concurrency", 64, "--ramp", 4, "--requests", 160, *args),
+        pairs.append((bench("--concurrency", 64, "--ramp", 4, "--requests", 640, *args),
                       bench("--concurrency", 1, "--requests", 10, *args)))
     ttft = [a["ttft_s"] for a, _ in pairs]
     return {"throughput_64_to_1": both(pairs, lambda r: r["throughput"]["tokens_per_s"]),
