@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <boost/beast/core/string.hpp>
+
 #include <algorithm>
 #include <utility>
 
@@ -11,11 +13,8 @@ namespace k3::serve {
 namespace {
 
 bool SameIgnoringCase(std::string_view a, std::string_view b) {
-  const auto lower = [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  };
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [&](char x, char y) { return lower(x) == lower(y); });
+  using View = boost::beast::string_view;
+  return boost::beast::iequals(View(a.data(), a.size()), View(b.data(), b.size()));
 }
 
 /// Without ":PORT"; empty when what follows the name is no port.
@@ -75,10 +74,9 @@ ApiStatus CheckContentEncoding(const HttpRequest& head) {
     ApiError error;
     error.status = 415;
     error.code = "unsupported_content_encoding";
-    error.message = fmt::format(
-        "Content-Encoding: found {}, expected identity: bodies are read "
-        "uncompressed",
-        Printable(value));
+    error.message =
+        fmt::format("Content-Encoding: found {}, expected identity: bodies are read uncompressed",
+                    Printable(value));
     return error;
   }
   return std::nullopt;
