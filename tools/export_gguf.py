@@ -12,7 +12,6 @@ import argparse
 import base64
 import json
 import os
-import struct
 import sys
 
 import numpy as np
@@ -52,6 +51,9 @@ LAYER = {
 DTYPES = {"F32": np.float32, "BF16": np.uint16, "U8": np.uint8}
 
 
+TO_BF16 = "k3 quantize MODEL NEW --trunk bf16 --head bf16 --embeddings bf16 makes a model that can be taken"
+
+
 class Failure(Exception):
     pass
 
@@ -60,24 +62,40 @@ class Checkpoint:
     """Tensors of a folder by their text-model name, mapped and not copied."""
 
     def __init__(self, folder):
-        self.tensors = {}
-        for name in sorted(os.listdir(folder)):
-            if name.endswith(".safetensors"):
-                self._open(os.path.join(folder, name))
-        if not self.tensors:
-            raise Failure(f"{folder}: no safetensors file")
+        self.tensors, self.read = {}, set()
+        index = os.path.join(folder, "model.safetensors.index.json")
+        places = {}
+        if os.path.exists(index):
+            with open(index, encoding="utf-8") as file:
+                places = json.load(file)["weight_map"]
+        for name in sorted(set(places.values())) or ["model.safetensors"]:
+            self._open(os.path.join(folder, name))
+        for name, shard in places.items():
+            if name.removeprefix("language_model.") not in self.tensors:
+                raise Failure(f"{os.path.join(folder, shard)}: {name} is not there, the index says it is")
 
     def _open(self, path):
         with open(path, "rb") as file:
-            size = struct.unpack("<Q", file.read(8))[0]
-            header = json.loads(file.read(size))
-        data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + size)
+            size = int.from_bytes(file.read(8), "little")
+            if not 2 <= size <= os.path.getsize(path) - 8:
+                raise Failure(f"{path}: no safetensors header: truncated?")
+            try:
+                header = json.loads(file.read(size))
+            except ValueError as error:
+                raise Failure(f"{path}: no safetensors header: {error}") from error
+        if os.path.getsize(path) == 8 + size:
+            data = np.empty(0, np.uint8)  # which cannot be mapped
+        else:
+            data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + size)
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
             if entry["dtype"] not in DTYPES:
-                raise Failure(f"{path}: {name} is {entry['dtype']}, expected F32, BF16 or U8")
+                raise Failure(f"{path}: {name} is {entry['dtype']}, expected F32, BF16 or U8 ({TO_BF16})")
             begin, end = entry["data_offsets"]
+            if end > data.size:
+                raise Failure(f"{path}: {name} ends at byte {end} of the data, but the file holds "
+                              f"{data.size}: truncated?")
             value = data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
             self.tensors[name.removeprefix("language_model.")] = value
 
@@ -86,8 +104,15 @@ class Checkpoint:
 
     def raw(self, name):
         if name not in self.tensors:
-            raise Failure(f"{name}: not in the checkpoint")
+            packed = name + "_packed" in self.tensors
+            raise Failure(f"{name}: " + (f"is in MXFP4 ({TO_BF16})" if packed else "not in the checkpoint"))
+        self.read.add(name)
         return self.tensors[name]
+
+    def unread(self):
+        """Tensors of the text model that nobody asked for."""
+        return sorted(name for name in self.tensors.keys() - self.read
+                      if name.startswith(("model.", "lm_head.")))
 
     def floats(self, name):
         value = self.raw(name)
@@ -139,12 +164,10 @@ class Export:
 
     def layer(self, i):
         source, to = f"model.layers.{i}.", f"blk.{i}."
-        done = set()
         for name, (target, kind) in LAYER.items():
             if source + name in self.ck:
                 value = self.ck.floats(source + name)
                 (self.matrix if kind == "m" else self.vector)(to + target, value)
-                done.add(name)
         for site, target in (("self_attention_res", "attn_res_score"), ("mlp_res", "ffn_res_score")):
             self.mix(source + site, to + target + ".weight")
         is_kda = i + 1 not in self.c["linear_attn_config"]["full_attn_layers"]
@@ -313,6 +336,20 @@ def add_vocab(w, folder, outer, c):
     w.add_add_bos_token(False)
 
 
+def write(writer, out):
+    """Under another name until it is whole."""
+    part = f"{out}.tmp-{os.getpid()}"
+    try:
+        writer.write_header_to_file(part)
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(part, out)
+    finally:
+        if os.path.exists(part):
+            os.remove(part)
+
+
 def run(args):
     try:
         import gguf
@@ -333,10 +370,10 @@ def run(args):
     export.top()
     for i in range(c["num_hidden_layers"]):
         export.layer(i)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    if unread := checkpoint.unread():
+        raise Failure(f"{args.model}: {len(unread)} tensors have no place in the format, the first: {unread[0]}"
+                      + (f" ({TO_BF16})" if unread[0].endswith("_packed") else ""))
+    write(writer, args.out)
     print(f"{args.out}: {os.path.getsize(args.out)} bytes, trunk {args.trunk}")
 
 
@@ -350,9 +387,14 @@ def main():
     parser.add_argument("--force", action="store_true")
     try:
         run(parser.parse_args())
-    except (Failure, OSError, KeyError, ValueError) as error:
+    except KeyError as error:
+        print(f"export_gguf: {error} is missing in config.json or a header", file=sys.stderr)
+        return 1
+    except (Failure, OSError, ValueError, TypeError) as error:
         print(f"export_gguf: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

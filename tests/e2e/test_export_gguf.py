@@ -1,6 +1,8 @@
 """tools/export_gguf.py: what an engine of that format reads is what the checkpoint holds."""
 import json
 import pathlib
+import resource
+import shutil
 import subprocess
 import sys
 
@@ -13,21 +15,24 @@ sys.path.insert(0, str(ROOT / "tools"))
 import export_gguf  # noqa: E402
 
 
-def export(model, out, *args):
+TINY = ROOT / "tests" / "golden" / "tiny-k3"
+
+
+def export(model, out, *args, before=None):
     return subprocess.run([sys.executable, str(ROOT / "tools" / "export_gguf.py"), str(model), str(out),
-                           *args], capture_output=True, text=True, check=False)
+                           *args], capture_output=True, text=True, check=False, preexec_fn=before)
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     out = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    done = export(ROOT / "tests" / "golden" / "tiny-k3", out, "--trunk", "f32")
+    done = export(TINY, out, "--trunk", "f32")
     assert done.returncode == 0, done.stderr
     return gguf.GGUFReader(str(out))
 
 
 def test_values_survive(exported):
-    ck = export_gguf.Checkpoint(str(ROOT / "tests" / "golden" / "tiny-k3"))
+    ck = export_gguf.Checkpoint(str(TINY))
     tensors = {t.name: t for t in exported.tensors}
     pairs = {"token_embd.weight": "model.embed_tokens.weight",
              "output_norm.weight": "model.norm.weight",
@@ -40,7 +45,7 @@ def test_values_survive(exported):
 
 
 def test_experts_decode_to_the_same_numbers(exported):
-    ck = export_gguf.Checkpoint(str(ROOT / "tests" / "golden" / "tiny-k3"))
+    ck = export_gguf.Checkpoint(str(TINY))
     values = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
     found = 0
     for t in exported.tensors:
@@ -59,7 +64,7 @@ def test_experts_decode_to_the_same_numbers(exported):
 
 
 def test_refusals_name_the_key(tmp_path):
-    config = json.loads((ROOT / "tests" / "golden" / "tiny-k3" / "config.json").read_text())
+    config = json.loads((TINY / "config.json").read_text())
     config["k3_variant"] = {}
     (tmp_path / "config.json").write_text(json.dumps(config))
     done = export(tmp_path, tmp_path / "out.gguf")
@@ -70,6 +75,50 @@ def test_refusals_name_the_key(tmp_path):
 def test_keeps_an_existing_file(tmp_path):
     out = tmp_path / "out.gguf"
     out.write_text("mine")
-    done = export(ROOT / "tests" / "golden" / "tiny-k3", out)
+    done = export(TINY, out)
     assert done.returncode == 1 and "--force" in done.stderr
     assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("options", [("--trunk", "mxfp4"), ("--trunk", "int8"),
+                                     ("--trunk", "mxfp4", "--only", "*.q_proj.weight"),
+                                     ("--embeddings", "mxfp4"), ("--head", "fp8-e4m3")])
+def test_quantised_matrices_are_refused_and_not_forgotten(k3, tmp_path, options):
+    k3("quantize", TINY, tmp_path / "model", *options)
+    done = export(tmp_path / "model", tmp_path / "out.gguf")
+    assert done.returncode == 1 and "--trunk bf16" in done.stderr, done
+    assert not (tmp_path / "out.gguf").exists()
+    k3("quantize", tmp_path / "model", tmp_path / "dense", "--trunk", "bf16", "--head", "bf16",
+       "--embeddings", "bf16")
+    done = export(tmp_path / "dense", tmp_path / "out.gguf")
+    assert done.returncode == 0, done.stderr
+
+
+def cut_shard(model, bytes_left):
+    shard = sorted(model.glob("*.safetensors"))[-1]
+    if bytes_left is None:
+        shard.unlink()
+    else:
+        with shard.open("r+b") as file:
+            file.truncate(shard.stat().st_size - 5 if bytes_left < 0 else bytes_left)
+    return shard.name
+
+
+@pytest.mark.parametrize("bytes_left", [None, 0, 4, 100, -1])
+def test_a_bad_shard_is_named(tmp_path, bytes_left):
+    shutil.copytree(TINY, tmp_path / "model")
+    name = cut_shard(tmp_path / "model", bytes_left)
+    done = export(tmp_path / "model", tmp_path / "out.gguf")
+    assert done.returncode == 1 and name in done.stderr and "Traceback" not in done.stderr, done
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path):
+    out = tmp_path / "out.gguf"
+    out.write_text("mine")
+    done = export(TINY, out, "--force",
+                  before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)))
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done
+    assert [p.name for p in tmp_path.iterdir()] == ["out.gguf"] and out.read_text() == "mine"
+    assert export(TINY, out, "--force").returncode == 0
+    assert gguf.GGUFReader(str(out)).tensors and len(list(tmp_path.iterdir())) == 1
