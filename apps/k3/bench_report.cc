@@ -35,12 +35,15 @@ void AddProfile(const BenchFigure& f, std::string& out) {
 
 Json ProfileJson(const BenchFigure& f) {
   Json rows = Json::array();
+  const double total = Total(f);
   for (const ProfileRow& r : f.profile) {
-    rows.push_back({{"op", r.name},
-                    {"calls", r.calls},
-                    {"seconds", r.seconds},
-                    {"gb_per_s", Rate(r.bytes, r.seconds)},
-                    {"gflop_per_s", Rate(r.flops, r.seconds)}});
+    Json row{{"op", r.name},          {"calls", r.calls},
+             {"seconds", r.seconds},  {"share", total > 0 ? r.seconds / total : 0.0},
+             {"gb_per_s", nullptr},  // null: nobody counts this op's work
+             {"gflop_per_s", nullptr}};
+    if (r.bytes > 0) row["gb_per_s"] = Rate(r.bytes, r.seconds);
+    if (r.flops > 0) row["gflop_per_s"] = Rate(r.flops, r.seconds);
+    rows.push_back(std::move(row));
   }
   return rows;
 }
@@ -49,11 +52,14 @@ Json ProfileJson(const BenchFigure& f) {
 
 std::string ReportTable(const BenchReport& b) {
   std::string out = fmt::format(
-      "{}  math {}, {}, {} threads, batch {}, median of {} after a warm-up\n{}; load {:.2f} "
-      "before, "
-      "{:.2f} after{}\n",
-      b.model, b.math, b.isa, b.threads, b.batch, b.repeats, CheckText(b.check), b.load_before,
-      b.load_after, b.forced ? " (forced)" : "");
+      "{}  math {}, {}, {} thread{}, weights {}, batch {}, median of {} after a warm-up\n"
+      "{}; load {:.2f} before, {:.2f} after{}\n",
+      b.model, b.math, b.isa, b.threads, b.threads == 1 ? "" : "s",
+      b.weights == "copy" ? "in memory" : "in the files", b.batch, b.repeats, CheckText(b.check),
+      b.load_before, b.load_after,
+      !b.forced ? ""
+      : b.alone ? " (forced)"
+                : " (forced, without the lock: another k3 bench may have run)");
   if (b.ceilings) {
     out += fmt::format("this machine at best: reads {:.1f} GB/s, products {:.0f} GFLOP/s\n",
                        b.ceilings->read_gb_s, b.ceilings->product_gflop_s);
@@ -68,9 +74,11 @@ std::string ReportTable(const BenchReport& b) {
 }
 
 std::string ReportJson(const BenchReport& b) {
-  Json j{{"model", b.model},
+  Json j{{"version", K3_VERSION},
+         {"model", b.model},
          {"math", b.math},
          {"isa", b.isa},
+         {"weights", b.weights},
          {"threads", b.threads},
          {"batch", b.batch},
          {"repeats", b.repeats},
@@ -79,6 +87,7 @@ std::string ReportJson(const BenchReport& b) {
          {"load_before", b.load_before},
          {"load_after", b.load_after},
          {"forced", b.forced},
+         {"alone", b.alone},
          {"reference_check", nullptr},
          {"results", Json::array()}};
   if (b.check) {
@@ -93,7 +102,8 @@ std::string ReportJson(const BenchReport& b) {
   }
   for (const BenchFigure& f : b.figures) {
     Json row{{"phase", f.phase},     {"tokens", f.tokens},   {"tokens_per_s", f.median},
-             {"slowest", f.slowest}, {"fastest", f.fastest}, {"tokens_per_cpu_s", f.cpu_median}};
+             {"slowest", f.slowest}, {"fastest", f.fastest}, {"tokens_per_cpu_s", f.cpu_median},
+             {"samples", f.samples}};
     if (!f.profile.empty()) row["profile"] = ProfileJson(f);
     j["results"].push_back(std::move(row));
   }

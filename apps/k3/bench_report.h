@@ -17,6 +17,7 @@ struct BenchFigure {
   std::string phase;
   std::int64_t tokens = 0;
   double median = 0, slowest = 0, fastest = 0, cpu_median = 0;
+  std::vector<double> samples;      // of the counted repeats, in order
   std::vector<ProfileRow> profile;  // of the counted repeats; empty without --profile
 };
 
@@ -28,11 +29,11 @@ struct ReferenceCheck {
 };
 
 struct BenchReport {
-  std::string model, math, isa;
+  std::string model, math, isa, weights;  // weights: "map" or "copy", as it turned out
   int threads = 0;
   std::int64_t batch = 0, repeats = 0, prefill_chunk = 0, decode_prompt = 0;
   double load_before = 0, load_after = 0;  // 1-minute load average; negative when unknown
-  bool forced = false;
+  bool forced = false, alone = true;       // alone: held the lock, no other k3 bench ran
   std::optional<ReferenceCheck> check;
   std::optional<cpu::Ceilings> ceilings;
   std::vector<BenchFigure> figures;

@@ -1,7 +1,5 @@
 // k3 bench: tokens a second, with the method in the output.
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +15,9 @@
 #include "exit_codes.h"
 #include "k3/base/rng.h"
 #include "k3/kernels/cpu/isa.h"
+#include "k3/model/memory_plan.h"
+#include "k3/model/pass_memory.h"
+#include "machine_lock.h"
 #include "options.h"
 #include "output.h"
 #include "signals.h"
@@ -28,6 +29,7 @@ constexpr const char* kBenchHelp =
     "Reads prompts of random tokens, then decodes greedily after a prompt of 32. Each figure has\n"
     "one warm-up run that is not counted; given are median, slowest and fastest of the repeats.\n"
     "Only one k3 bench runs on a machine at a time, and none on a busy one without --force.\n"
+    "The lock is /tmp/k3-bench.lock, or the file that K3_BENCH_LOCK names.\n"
     "\nExamples:\n"
     "  k3 bench\n"
     "  k3 bench MODEL --profile --threads 1\n"
@@ -49,36 +51,11 @@ double Load() {
   return getloadavg(&load, 1) == 1 ? load : -1.0;
 }
 
-/// Held while measuring: two benchmarks at once would both be wrong.
-class MachineLock {
- public:
-  MachineLock() {
-    const char* folder = std::getenv("TMPDIR");
-    path_ = fmt::format("{}/k3-bench.lock", folder != nullptr && *folder != 0 ? folder : "/tmp");
-    fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    held_ = fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) == 0;
-  }
-  ~MachineLock() {
-    if (fd_ >= 0) close(fd_);
-  }
-  MachineLock(const MachineLock&) = delete;
-  MachineLock& operator=(const MachineLock&) = delete;
-  bool held() const { return held_; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-  int fd_ = -1;
-  bool held_ = false;
-};
-
 /// Refuses a machine on which figures would say more about the others than about us.
 Status CheckMachine(const BenchOptions& o, const MachineLock& lock, double load) {
   if (o.force) return {};
   if (!lock.held()) {
-    return Error{Code::kUnsupported,
-                 fmt::format("{}: another k3 bench runs on this machine; --force measures anyway",
-                             lock.path())};
+    return Error{lock.status().error().code, lock.status().message() + "; --force measures anyway"};
   }
   const double busy = 0.5 * static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
   if (load <= busy) return {};
@@ -114,7 +91,8 @@ std::vector<TokenId> RandomTokens(std::int64_t n, std::int64_t vocab, std::uint6
 /// All sequences of the batch, one after the other step by step.
 class Bench {
  public:
-  Bench(Engine& engine, const BenchOptions& options) : engine_(engine), options_(options) {}
+  Bench(Engine& engine, const BenchOptions& options, ProfilingBackend* profiler)
+      : engine_(engine), options_(options), profiler_(profiler) {}
 
   /// Seconds for reading `n` tokens into every sequence.
   Result<Seconds> Prefill(std::int64_t n) {
@@ -130,8 +108,10 @@ class Bench {
   }
   /// Seconds for `n` more tokens in every sequence.
   Result<Seconds> Decode(std::int64_t n) {
+    if (profiler_ != nullptr) profiler_->SetRecording(false);  // the prompt is not what is timed
     auto prompt = Prefill(std::min(kDecodePrompt, engine_.context - n));
     if (!prompt.ok()) return prompt.error();
+    if (profiler_ != nullptr) profiler_->SetRecording(true);
     const Seconds start = Now();
     for (std::int64_t i = 0; i < n; ++i) {
       TakeBest();
@@ -173,6 +153,7 @@ class Bench {
 
   Engine& engine_;
   const BenchOptions& options_;
+  ProfilingBackend* profiler_;
   std::vector<std::vector<TokenId>> tokens_;
   std::vector<ModelState> states_;
   std::vector<float> logits_;
@@ -205,6 +186,7 @@ Result<BenchFigure> Measure(const BenchOptions& o, ProfilingBackend* profiler,
                 *std::min_element(rates.begin(), rates.end()),
                 *std::max_element(rates.begin(), rates.end()),
                 Median(cpu_rates),
+                rates,
                 {}};
   if (profiler != nullptr) f.profile = profiler->Rows();
   return f;
@@ -233,35 +215,65 @@ Result<ReferenceCheck> CheckAgainstReference(const BenchOptions& o, Engine& engi
 
 Status MeasureAll(const BenchOptions& o, Engine& engine, const std::vector<TokenId>& lengths,
                   ProfilingBackend* profiler, BenchReport& report) {
-  Bench bench(engine, o);
+  Bench bench(engine, o, profiler);
   for (const TokenId n : lengths) {
-    if (n < 1 || n > engine.context) {
-      return Error{Code::kInvalidArgument,
-                   fmt::format("--prefill: found {}, expected 1 to {}", n, engine.context)};
-    }
     K3_ASSIGN(BenchFigure f, Measure(o, profiler, "prefill", n, [&] { return bench.Prefill(n); }));
     report.figures.push_back(std::move(f));
   }
   if (o.decode == 0) return {};
-  if (o.decode >= engine.context) {
-    return Error{Code::kInvalidArgument, fmt::format("--decode: found {}, expected less than {}",
-                                                     o.decode, engine.context)};
-  }
   K3_ASSIGN(BenchFigure f,
             Measure(o, profiler, "decode", o.decode, [&] { return bench.Decode(o.decode); }));
   report.figures.push_back(std::move(f));
   return {};
 }
 
-Status RunBench(const BenchOptions& o, Engine& engine, const std::vector<TokenId>& lengths) {
+/// A pass of this command reads a chunk of every sequence, where a plan knows chunks of one.
+Status CheckRoom(const BenchOptions& o, const Engine& engine, std::int64_t longest) {
+  const ModelConfig& config = engine.model->config();
+  const std::int64_t chunk = std::min(longest, o.engine.prefill_chunk);
+  const std::int64_t rows = o.batch * chunk;
+  PlanOptions plan;
+  plan.context = longest, plan.batch = o.batch, plan.prefill_chunk = o.engine.prefill_chunk;
+  plan.threads = engine.exec->pool.size(), plan.math = engine.exec->math;
+  std::int64_t needed = HeapBytesToRun(config, plan);
+  if (o.batch > 1) {
+    needed += PassBytes(config, rows, o.batch) +
+              OpScratchBytes(config, rows, chunk, longest, plan.math).shared;
+  }
+  if (engine.memory <= 0 || needed <= engine.memory) return {};
+  return Error{Code::kResource,
+               fmt::format("{} sequences of {} tokens need about {} bytes of memory besides the "
+                           "weights, {} are there ({})",
+                           o.batch, longest, needed, engine.memory, engine.memory_source)};
+}
+
+/// What is asked for against what the model and the memory allow, before anything is measured.
+/// kInvalidArgument: the command line asks for too much.
+Status CheckLengths(const BenchOptions& o, const Engine& engine,
+                    const std::vector<TokenId>& lengths) {
+  std::int64_t longest = o.decode;
+  for (const TokenId n : lengths) {
+    if (n < 1 || n > engine.context) {
+      return Error{Code::kInvalidArgument,
+                   fmt::format("--prefill: found {}, expected 1 to {}", n, engine.context)};
+    }
+    longest = std::max(longest, std::int64_t{n});
+  }
+  if (o.decode >= engine.context) {
+    return Error{Code::kInvalidArgument, fmt::format("--decode: found {}, expected less than {}",
+                                                     o.decode, engine.context)};
+  }
+  if (o.decode > 0) longest = std::max(longest, std::min(o.decode + kDecodePrompt, engine.context));
+  return CheckRoom(o, engine, longest);
+}
+
+Status RunBench(const BenchOptions& o, Engine& engine, const std::vector<TokenId>& lengths,
+                BenchReport& report) {
   engine.exec->cancel = &Interrupted();
-  const MachineLock lock;
-  BenchReport report;
   report.model = engine.dir, report.math = o.engine.math, report.isa = cpu::ActiveIsaName();
+  report.weights = engine.model->weights_copied() ? "copy" : "map";
   report.threads = engine.exec->pool.size(), report.batch = o.batch, report.repeats = o.repeats;
   report.prefill_chunk = o.engine.prefill_chunk, report.decode_prompt = kDecodePrompt;
-  report.forced = o.force, report.load_before = Load();
-  K3_TRY(CheckMachine(o, lock, report.load_before));
   if (o.check > 0) {
     K3_ASSIGN(report.check, CheckAgainstReference(o, engine));
   }
@@ -280,10 +292,23 @@ Status RunBench(const BenchOptions& o, Engine& engine, const std::vector<TokenId
 int Run(const BenchOptions& o) {
   const auto lengths = ParseIds(*o.prefill, "length");
   if (!lengths.ok()) return Fail(lengths.error());
+  if (lengths->empty() && o.decode == 0) {
+    Complain("nothing to measure: --prefill names no length and --decode is 0");
+    return kExitUsage;
+  }
+  // Before the model is loaded, which is load itself and takes its time.
+  const MachineLock lock;
+  BenchReport report;
+  report.forced = o.force, report.alone = lock.held(), report.load_before = Load();
+  if (const Status s = CheckMachine(o, lock, report.load_before); !s.ok()) return Fail(s.error());
   int exit_code = kExitOk;
   const auto engine = LoadEngine(o.engine, exit_code);
   if (engine == nullptr) return exit_code;
-  const Status s = RunBench(o, *engine, *lengths);
+  if (const Status s = CheckLengths(o, *engine, *lengths); !s.ok()) {
+    exit_code = Fail(s.error());
+    return s.error().code == Code::kInvalidArgument ? kExitUsage : exit_code;
+  }
+  const Status s = RunBench(o, *engine, *lengths, report);
   return s.ok() ? kExitOk : Fail(s.error());
 }
 

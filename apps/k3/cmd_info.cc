@@ -20,7 +20,8 @@ namespace {
 
 constexpr const char* kInfoHelp =
     "The table of ops is made by running a small case of each op on each backend and comparing it\n"
-    "with the reference: the figure is the relative difference.\n"
+    "with the reference: the figure is the relative difference. The environment variable K3_ISA\n"
+    "makes every command use the kernels of a lesser instruction set.\n"
     "\nExamples:\n"
     "  k3 info\n"
     "  k3 info --json";
@@ -47,6 +48,13 @@ std::vector<std::string> MachineIsas() {
   return found;
 }
 
+/// What K3_ISA may name here, slowest first.
+std::vector<std::string> IsaChoices() {
+  std::vector<std::string> names;
+  for (const cpu::SimdTable* table : cpu::SupportedTables()) names.emplace_back(table->name);
+  return names;
+}
+
 std::string CpuName() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -65,6 +73,7 @@ Json Collect() {
          {"cpu", CpuName()},
          {"instruction_sets", MachineIsas()},
          {"instruction_set_in_use", cpu::ActiveIsaName()},
+         {"instruction_set_choices", IsaChoices()},
          {"usable_cpus", UsableCpus()},
          {"usable_memory_bytes", UsableMemory().bytes},
          {"usable_memory_source", UsableMemory().source},
@@ -138,13 +147,14 @@ std::string Text(const Json& info) {
   return fmt::format(
              "version           {}\ncompiler          {}\nbuild             {}\nprocessor         "
              "{}\n"
-             "instruction sets  {}\nin use            {}\nusable CPUs       {}\n"
+             "instruction sets  {}\nin use            {} (K3_ISA may be {})\nusable CPUs       {}\n"
              "usable memory     {:.1f} GiB\nGPUs              {}\ndemo model        {}\n",
              text("version"), text("compiler"), build, text("cpu"),
              fmt::join(info["instruction_sets"].get<std::vector<std::string>>(), " "),
-             text("instruction_set_in_use"), info["usable_cpus"].get<int>(),
-             info["usable_memory_bytes"].get<double>() / (1 << 30), GpuText(info),
-             info["demo_model"].is_null() ? "not found" : text("demo_model")) +
+             text("instruction_set_in_use"),
+             fmt::join(info["instruction_set_choices"].get<std::vector<std::string>>(), ", "),
+             info["usable_cpus"].get<int>(), info["usable_memory_bytes"].get<double>() / (1 << 30),
+             GpuText(info), info["demo_model"].is_null() ? "not found" : text("demo_model")) +
          OpsText(info);
 }
 

@@ -149,24 +149,30 @@ int Convert(const Options& o) {
 /// Without --stack the formats given for parts are one stack.
 void ReadStacks(Options& o) {
   std::vector<std::string> texts = o.stacks;
-  if (texts.empty()) {
-    std::string own;
-    for (const char* part : {"experts", "trunk", "head", "embeddings"}) {
-      const auto it = o.formats.find(part);
-      if (it == o.formats.end() || it->second == "keep") continue;
-      own += fmt::format("{}{}={}", own.empty() ? "" : ",", part, it->second);
-    }
-    if (own.empty()) {
-      throw CLI::ValidationError("--report", "nothing to measure: give --stack, or --trunk ...");
-    }
-    texts.push_back(own);
+  std::string own;
+  for (const char* part : {"experts", "trunk", "head", "embeddings"}) {
+    const std::string& format = o.formats.at(part);
+    if (format != "keep") own += fmt::format("{}{}={}", own.empty() ? "" : ",", part, format);
   }
+  if (texts.empty() && own.empty()) {
+    throw CLI::ValidationError("--report", "nothing to measure: give --stack, or --trunk ...");
+  }
+  if (!texts.empty() && !own.empty()) {
+    throw CLI::ValidationError("--stack", fmt::format("found {} beside it, expected either", own));
+  }
+  if (texts.empty()) texts.push_back(own);
   for (const std::string& text : texts) {
     auto& stack = o.measure.stacks.emplace_back();
     for (std::size_t at = 0; at <= text.size();) {
       const std::size_t comma = std::min(text.find(',', at), text.size());
       const auto step = ParseQuantizeStep(text.substr(at, comma - at));
       if (!step.ok()) throw CLI::ValidationError("--stack", step.message());
+      for (const QuantizeStep& before : stack) {
+        if (before.part != step->part) continue;
+        throw CLI::ValidationError(
+            "--stack", fmt::format("found \"{}\" after \"{}\", expected each part once in a stack",
+                                   step->name, before.name));
+      }
       stack.push_back(*step);
       at = comma + 1;
     }
@@ -181,6 +187,12 @@ void ReadWords(Options& o) {
     throw CLI::ValidationError(
         "MODEL OUT", writes ? "expected the name of a new folder, after that of the model"
                             : "--dry-run and --report take a model alone and write no folder");
+  }
+  for (const std::string& word : o.words) {
+    if (word.empty()) throw CLI::ValidationError("MODEL OUT", "found \"\", expected a folder");
+  }
+  if (o.report && o.dry_run) {
+    throw CLI::ValidationError("--report and --dry-run", "found both, expected one of them");
   }
   if (writes) o.out = o.words.back();
   if (o.words.size() == most) o.measure.engine.model = o.words.front();

@@ -13,6 +13,7 @@
 #include "k3/base/memory.h"
 #include "k3/base/threads.h"
 #include "k3/eval/perplexity.h"
+#include "k3/io/atomic_folder.h"
 #include "k3/io/mapped_file.h"
 #include "output.h"
 #include "signals.h"
@@ -46,6 +47,7 @@ class Reporter {
   int Run();
 
  private:
+  Status CheckSteps() const;
   int Score(const std::string& dir, Row& row);
   int Measure(const std::vector<QuantizeStep>& steps, bool stacked);
   std::string Text() const;
@@ -106,7 +108,24 @@ int Reporter::Measure(const std::vector<QuantizeStep>& steps, bool stacked) {
   return kExitOk;
 }
 
+/// Whatever a conversion would refuse, before hours of measuring.
+Status Reporter::CheckSteps() const {
+  K3_TRY(AtomicFolder::Check(fmt::format("{}/k3-quantize-report-{}", o_.work, ::getpid())));
+  for (const auto& stack : o_.stacks) {
+    QuantizeOptions stacked = o_.base;
+    for (const QuantizeStep& step : stack) {
+      QuantizeOptions alone = o_.base;
+      Apply(step, alone);
+      Apply(step, stacked);
+      K3_TRY(PlanQuantization(dir_, alone).status());
+      K3_TRY(PlanQuantization(dir_, stacked).status());
+    }
+  }
+  return {};
+}
+
 int Reporter::Run() {
+  if (const Status s = CheckSteps(); !s.ok()) return Fail(s.error());
   Row base;
   if (const int code = Score(dir_, base); code != kExitOk) return code;
   rows_.push_back(std::move(base));
@@ -137,8 +156,10 @@ std::string Reporter::Text() const {
     if (r.steps.empty()) {
       out += fmt::format("{:>10}{:>10.4f}{:>11}{:>10}", "", r.score.mean_nats, "", "");
     } else {
-      out += fmt::format("{:>9.3f}%{:>10.4f}{:>+11.5f}{:>10.5f}", 100 * r.relative_l2,
-                         r.score.mean_nats, r.change.mean, r.change.stderr_mean);
+      const double spread = r.change.stderr_mean;  // NaN with one document
+      out += fmt::format("{:>9.3f}%{:>10.4f}{:>+11.5f}{:>10}", 100 * r.relative_l2,
+                         r.score.mean_nats, r.change.mean,
+                         std::isfinite(spread) ? fmt::format("{:.5f}", spread) : "unknown");
     }
     out += fmt::format("{:>9.3f}\n", std::exp(r.score.mean_nats));
   }
@@ -176,10 +197,13 @@ Result<QuantizeStep> ParseQuantizeStep(const std::string& text) {
   const auto format = ParseWeightFormat(text.substr(std::min(equals + 1, text.size())));
   const bool part = step.part == "trunk" || step.part == "experts" || step.part == "embeddings" ||
                     step.part == "head";
-  if (!part || !format || *format == WeightFormat::kF32 || *format == WeightFormat::kF16) {
+  const bool expert_format = format == WeightFormat::kBF16 || format == WeightFormat::kMxfp4;
+  if (!part || !format || *format == WeightFormat::kF32 || *format == WeightFormat::kF16 ||
+      (step.part == "experts" && !expert_format)) {
     return Error{Code::kInvalidArgument,
                  fmt::format("found \"{}\", expected PART=FORMAT with PART trunk, experts, "
-                             "embeddings or head and FORMAT bf16, fp8-e4m3, int8 or mxfp4",
+                             "embeddings or head and FORMAT bf16, fp8-e4m3, int8 or mxfp4, for "
+                             "experts bf16 or mxfp4",
                              text)};
   }
   step.format = *format;

@@ -48,6 +48,15 @@ def test_half_a_core_wastes_little(k3_bin, half_core):
             assert got["tokens_per_cpu_s"] > 0.4 * want["tokens_per_cpu_s"], (threads, got, want)
 
 
+def test_half_a_core_gives_one_thread(k3_bin, half_core):
+    """Also where the quota is that of a group inside the mount, as of a service."""
+    def enter():
+        with open(half_core, "w", encoding="ascii") as file:
+            file.write("0")
+
+    assert bench(k3_bin, 0, enter)["threads"] == 1
+
+
 def test_affinity_of_one_gives_one_thread(k3_bin):
     one = min(os.sched_getaffinity(0))
 

@@ -174,6 +174,7 @@ def test_tokenizer_files_are_copied_and_others_named(k3, model_copy, tmp_path):
     (["--experts", "int8"], "int8"),
     (["--trunk", "int8", "--text", "x"], "--report"),
     (["--report", "--trunk", "int8"], "take a model alone"),
+    (["--dry-run", "--trunk", "int8"], "take a model alone"),
 ])
 def test_wrong_usage(k3, tmp_path, arguments, words):
     run = k3("quantize", GOLDEN / "tiny-k3", tmp_path / "out", *arguments, code=2)
@@ -184,9 +185,37 @@ def test_wrong_usage(k3, tmp_path, arguments, words):
 def test_wrong_report_usage(k3):
     assert "--text" in k3("quantize", "--report", "--trunk", "int8", code=2).stderr
     assert "nothing to measure" in k3("quantize", "--report", "--text", "x", code=2).stderr
-    for stack in ("trunk", "trunk=", "trunk=f32", "norm=int8", "trunk=int8,"):
+    for stack in ("trunk", "trunk=", "trunk=f32", "norm=int8", "trunk=int8,", "experts=int8"):
         run = k3("quantize", "--report", "--text", "x", "--stack", stack, code=2)
         assert "expected PART=FORMAT" in run.stderr, stack
+    twice = k3("quantize", "--report", "--text", "x", "--stack", "trunk=int8,trunk=mxfp4", code=2)
+    assert "each part once" in twice.stderr
+    both = k3("quantize", "--report", "--text", "x", "--stack", "trunk=int8", "--head", "int8", code=2)
+    assert "head=int8" in both.stderr
+    both = k3("quantize", "--report", "--dry-run", "--text", "x", "--trunk", "int8", code=2)
+    assert "--dry-run" in both.stderr
+
+
+def test_an_empty_name_is_not_the_demo_model(k3, tmp_path):
+    assert 'found ""' in k3("quantize", "", tmp_path / "out", "--trunk", "int8", code=2).stderr
+    assert leftovers(tmp_path) == []
+
+
+def test_a_report_is_refused_before_it_measures(k3, made, tmp_path):
+    fp8, _ = made(GOLDEN / "tiny-k3", "fp8-e4m3")
+    text = tmp_path / "text"
+    text.write_bytes(b"")  # measuring it would fail first
+    ask = ("--report", "--text", text, "--stack", "embeddings=bf16,trunk=int8")
+    assert "rounded already" in k3("quantize", fp8, *ask, code=1).stderr
+    ask = ("--report", "--text", text, "--trunk", "int8", "--work", tmp_path / "none")
+    assert "none" in k3("quantize", GOLDEN / "tiny-k3", *ask, code=1).stderr
+
+
+def test_one_document_has_no_error_estimate(k3, tmp_path):
+    text = tmp_path / "text"
+    text.write_bytes(b"Once upon a time there was a king.")
+    out = k3("quantize", GOLDEN / "tiny-k3", "--report", "--text", text, "--trunk", "int8").stdout
+    assert "unknown" in out and "nan" not in out
 
 
 def test_refusals_leave_nothing(k3, made, tmp_path):

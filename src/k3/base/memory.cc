@@ -9,6 +9,8 @@
 #include <optional>
 #include <sstream>
 
+#include "k3/base/control_group.h"
+
 namespace k3 {
 namespace {
 
@@ -46,45 +48,19 @@ struct Group {
   std::int64_t limit, free;
 };
 
-/// The tightest limit on the way from the group at `path` up to the top of the hierarchy.
-std::optional<Group> Tightest(const std::string& mount, std::string path, const char* limit_file,
-                              const char* usage_file) {
+/// The tightest limit of all groups this process is in.
+std::optional<Group> Tightest(const std::string& root) {
   std::optional<Group> best;
-  for (;;) {
-    const std::string dir = mount + path + "/";
-    if (const auto limit = ReadNumber(dir + limit_file); limit && *limit < kNoLimit) {
-      const std::int64_t used = ReadNumber(dir + usage_file).value_or(0);
-      const std::int64_t held = std::max<std::int64_t>(0, used - Reclaimable(dir + "memory.stat"));
-      const Group g{*limit, std::max<std::int64_t>(0, *limit - held)};
-      if (!best || g.free < best->free) best = g;
-    }
-    if (path.empty() || path == "/") return best;
-    path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
-  }
-}
-
-std::optional<Group> ControlGroup(const std::string& root) {
-  std::ifstream file(root + "/proc/self/cgroup");
-  std::optional<Group> best;
-  for (std::string line; std::getline(file, line);) {  // "ID:CONTROLLERS:PATH"
-    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = fmt::format(",{},", line.substr(first + 1, second - first - 1));
-    const std::string path = line.substr(second + 1);
-    std::optional<Group> g;
-    if (controllers == ",,") {
-      g = Tightest(root + "/sys/fs/cgroup", path, "memory.max", "memory.current");
-    } else if (controllers.find(",memory,") != std::string::npos) {
-      g = Tightest(root + "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
-                   "memory.usage_in_bytes");
-    }
-    if (g && (!best || g->free < best->free)) best = g;
-  }
-  // Inside a container the path may be that of the host, while the mount shows its own group.
-  if (!best) best = Tightest(root + "/sys/fs/cgroup", "", "memory.max", "memory.current");
-  if (!best) {
-    best = Tightest(root + "/sys/fs/cgroup/memory", "", "memory.limit_in_bytes",
-                    "memory.usage_in_bytes");
+  for (const ControlGroupDir& dir : ControlGroups("memory", root)) {
+    const bool v2 = dir.version == 2;
+    const auto limit = ReadNumber(dir.path + (v2 ? "memory.max" : "memory.limit_in_bytes"));
+    if (!limit || *limit >= kNoLimit) continue;
+    const char* usage = v2 ? "memory.current" : "memory.usage_in_bytes";
+    const std::int64_t used = ReadNumber(dir.path + usage).value_or(0);
+    const std::int64_t held =
+        std::max<std::int64_t>(0, used - Reclaimable(dir.path + "memory.stat"));
+    const Group g{*limit, std::max<std::int64_t>(0, *limit - held)};
+    if (!best || g.free < best->free) best = g;
   }
   return best;
 }
@@ -98,7 +74,7 @@ MemoryLimit UsableMemory(const std::string& root) {
   m.machine_available = ReadField(meminfo, "MemAvailable").value_or(m.machine_total);
   m.bytes = m.machine_available;
   m.source = m.bytes > 0 ? "MemAvailable" : "unknown";
-  if (const auto group = ControlGroup(root)) {
+  if (const auto group = Tightest(root)) {
     if (m.machine_total == 0 || group->limit < m.machine_total) {
       m.group_limit = group->limit;
       if (m.bytes == 0 || group->free < m.bytes) {

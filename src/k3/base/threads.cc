@@ -7,34 +7,16 @@
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
-#include <cstdio>
 #include <exception>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "k3/base/control_group.h"
+
 namespace k3 {
 namespace {
-
-/// The first one or two numbers of a small file; 0 where there is none.
-int ReadNumbers(const char* path, double* first, double* second) {
-  std::FILE* f = std::fopen(path, "re");
-  if (f == nullptr) return 0;
-  const int n = std::fscanf(f, "%lf %lf", first, second);
-  std::fclose(f);
-  return std::max(n, 0);
-}
-
-/// CPUs granted by a control group, or a large number. Version 2 has "max 100000" or "150000
-/// 100000" in one file, version 1 two files with -1 for no limit.
-double CgroupCpus() {
-  double quota = 0, period = 0, unused = 0;
-  const bool v2 = ReadNumbers("/sys/fs/cgroup/cpu.max", &quota, &period) == 2;
-  const bool v1 = !v2 && ReadNumbers("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", &quota, &unused) >= 1 &&
-                  ReadNumbers("/sys/fs/cgroup/cpu/cpu.cfs_period_us", &period, &unused) >= 1;
-  return (v1 || v2) && quota > 0 && period > 0 ? quota / period : 1e9;
-}
 
 thread_local bool in_parallel_region = false;
 
@@ -44,7 +26,8 @@ int UsableCpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
   const int mask = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  return std::max(1, std::min(mask, static_cast<int>(std::ceil(std::min(CgroupCpus(), 1e6)))));
+  return std::max(1,
+                  std::min(mask, static_cast<int>(std::ceil(std::min(ControlGroupCpus(), 1e6)))));
 }
 
 namespace {

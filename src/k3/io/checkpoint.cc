@@ -249,6 +249,11 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir, Residence residence)
   return builder.Finish();
 }
 
+bool Checkpoint::copied() const {
+  return !shards_.empty() && std::all_of(shards_.begin(), shards_.end(),
+                                         [](const auto& s) { return s->file().copied(); });
+}
+
 const TensorRef* Checkpoint::Find(std::string_view name) const {
   const auto it = tensors_.find(name);
   return it == tensors_.end() ? nullptr : &it->second;

@@ -47,6 +47,8 @@ class Checkpoint {
   std::string FileOf(std::string_view name) const;
   std::size_t shard_count() const { return shards_.size(); }
   const SafetensorsFile& shard(std::size_t i) const { return *shards_[i]; }
+  /// All shards are in memory of their own.
+  bool copied() const;
   /// Odd but survivable things (a tensor in a shard but not in the index, ...), at most
   /// kMaxWarnings of them and then a line with the number left out.
   const std::vector<std::string>& warnings() const { return warnings_; }

@@ -28,6 +28,8 @@ class MappedFile {
   const std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   const std::string& path() const { return path_; }
+  /// In memory of its own, not in pages of the file.
+  bool copied() const { return mapping_size_ > size_; }
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
 
  private:

@@ -82,9 +82,11 @@ std::string NameOf(const char* op, const Args&) {
 struct ProfilingBackend::Impl {
   std::unique_ptr<Backend> inner;
   std::map<std::string, ProfileRow> rows;
+  bool recording = true;
 
   template <class Args, class F>
   void Time(const char* op, const Args& args, F&& run) {
+    if (!recording) return run();
     const auto start = std::chrono::steady_clock::now();
     run();
     const double s =
@@ -99,7 +101,7 @@ struct ProfilingBackend::Impl {
 };
 
 ProfilingBackend::ProfilingBackend(std::unique_ptr<Backend> inner)
-    : impl_(std::make_unique<Impl>(Impl{std::move(inner), {}})) {}
+    : impl_(std::make_unique<Impl>(Impl{std::move(inner), {}, true})) {}
 ProfilingBackend::~ProfilingBackend() = default;
 
 #define K3_TIME_OP(name)                                   \
@@ -128,5 +130,7 @@ std::vector<ProfileRow> ProfilingBackend::Rows() const {
 }
 
 void ProfilingBackend::Clear() { impl_->rows.clear(); }
+
+void ProfilingBackend::SetRecording(bool on) { impl_->recording = on; }
 
 }  // namespace k3

@@ -35,6 +35,8 @@ class ProfilingBackend : public Backend {
   /// Slowest first.
   std::vector<ProfileRow> Rows() const;
   void Clear();
+  /// Ops run either way; while it is off nobody counts them. On at first.
+  void SetRecording(bool on);
 
  private:
   struct Impl;

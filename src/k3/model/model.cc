@@ -188,6 +188,7 @@ const ModelConfig& Model::config() const { return impl_->config; }
 std::uint64_t Model::fingerprint() const { return impl_->weights->fingerprint; }
 const std::vector<std::string>& Model::warnings() const { return impl_->warnings; }
 std::int64_t Model::weight_bytes() const { return impl_->weights->bytes; }
+bool Model::weights_copied() const { return impl_->checkpoint.copied(); }
 ModelState Model::NewState() const { return ModelState(impl_->config); }
 
 Result<std::unique_ptr<Model>> Model::FromTensors(const ModelConfig& config,

@@ -59,6 +59,8 @@ class Model {
   const std::vector<std::string>& warnings() const;
   /// Bytes of all text weights as stored.
   std::int64_t weight_bytes() const;
+  /// Whether they are in memory of their own (Residence); false for FromTensors.
+  bool weights_copied() const;
 
   ModelState NewState() const;
 
