@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 #define XXH_INLINE_ALL
@@ -146,6 +147,7 @@ Status Trainer::Impl::LockFolder() {
     return Error{Code::kInvalidArgument,
                  fmt::format("{}: another run is using this folder", config.out)};
   }
+  RemoveUnfinished(config.out), RemoveUnfinished(checkpoints());
   return {};
 }
 
@@ -216,11 +218,15 @@ Status Trainer::Impl::Resume() {
       "{}\n{} {} {} {} {:x}", config_json, train->tokens().size(), train->vocab(), config.sequence,
       config.seed, XXH3_64bits(train->tokens().data(), train->tokens().size_bytes()));
   state.run = XXH3_64bits(identity.data(), identity.size());
+  state.config = XXH3_64bits(config.text.data(), config.text.size());
   for (const std::string& path : ListStates(checkpoints())) {
     auto loaded = LoadState(path, state.run, *params, *optimizer, *balancer);
     if (loaded.ok()) {
-      state = *loaded;
+      const std::uint64_t text = std::exchange(state, *loaded).config;
       notes.push_back(fmt::format("resumed from {} at step {}", path, state.step));
+      if (std::exchange(state.config, text) != text) {
+        notes.push_back("the config file has changed since that checkpoint was written");
+      }
       const std::int64_t rows_per_step = config.batch * config.accumulate;
       if (state.rows_per_step != rows_per_step) {
         notes.push_back(
@@ -271,7 +277,7 @@ Status Trainer::Impl::Prepare() {
 Status Trainer::Impl::Save() {
   state.cursor = rows->cursor(), state.rows_per_step = config.batch * config.accumulate;
   K3_TRY(SaveState(StatePath(checkpoints(), state.step), state, *params, *optimizer, *balancer));
-  PruneStates(checkpoints(), config.keep);
+  PruneStates(checkpoints(), state.step, config.keep);
   return log->Plot();
 }
 
