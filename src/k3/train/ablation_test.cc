@@ -65,6 +65,22 @@ TEST(AblationPlan, ArmsPairsAndAllAreCompleteRuns) {
   EXPECT_THAT(plan->arms[4].config_json, HasSubstr("softplus"));
 }
 
+TEST(AblationPlan, AKeyThatNoModelReadsIsRefused) {
+  const Folder f;
+  auto read = [&](const std::string& rest) { return f.Read(rest); };
+  EXPECT_THAT(read("[arms.a.config]\nnum_expertz = 4\n").message(),
+              HasSubstr("arms.a.config.num_expertz is not read"));
+  EXPECT_THAT(read("[arms.a.config.linear_attn_config]\ngate_lower_bond = -1.0\n").message(),
+              HasSubstr("arms.a.config.linear_attn_config.gate_lower_bond is not read"));
+  for (const char* good :
+       {"[arms.a.config]\nnum_experts_per_token = 1\n", "[arms.a.config]\nrms_norm_eps = 1e-6\n",
+        "[arms.a.config.linear_attn_config]\ngate_lower_bound = -1.0\n",
+        "[arms.a.config.k3_variant.decay]\nform = \"softplus\"\n"}) {
+    const auto plan = read(good);
+    EXPECT_TRUE(plan.ok()) << good << (plan.ok() ? "" : plan.message());
+  }
+}
+
 TEST(AblationPlan, WrongPlansAreRefusedByName) {
   const Folder f;
   const std::string arm = "[arms.a.train]\nclip = 2.0\n";
@@ -78,6 +94,13 @@ TEST(AblationPlan, WrongPlansAreRefusedByName) {
   says("pairs = [[\"a\", \"b\"]]\n" + arm, "b is no arm");
   says("pairs = [[\"a\", \"a\"]]\n" + arm, "stands twice");
   says("pairs = [[\"a\"]]\n" + arm, "at least two");
+  says("question = 3\n" + arm, "bad value question");
+  says("all_on = \"yes\"\n" + arm, "bad value all_on");
+  says("[arms.a.train]\nseed = 3\n", "arms.a.train.seed: the plan decides this");
+  says("[arms.a.optimizer]\nlr = inf\n", "arms.a.optimizer.lr is inf");
+  says("pairs = [[\"a\", \"b\"]]\n" + arm + "[arms.b.train]\nclip = 3.0\n",
+       "a and b cannot be on together: both change train.clip");
+  says("all_on = true\n" + arm + "[arms.b.train]\nclip = 3.0\n", "both change train.clip");
   says("threshold = -1\n" + arm, "bad value threshold");
   says("[arms.\"../x\".train]\nclip = 2.0\n", "bad name of an arm");
   says("[arms.base.train]\nclip = 2.0\n", "bad name of an arm");

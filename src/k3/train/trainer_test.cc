@@ -312,7 +312,14 @@ TEST(TrainConfigFile, ReadsAndRefuses) {
   EXPECT_THAT(read("train = 3\n").message(), HasSubstr("bad value train"));
   EXPECT_THAT(read("[optimizer]\nlr = nan\n").message(), HasSubstr("bad value optimizer.lr"));
   EXPECT_THAT(read("[balance]\nmethod = \"best\"\n").message(), HasSubstr("one of none, quantile"));
-  EXPECT_THAT(read("[train]\nsteps = 1\n").message(), HasSubstr("missing key model.config"));
+  EXPECT_THAT(read("[train]\nsteps = 1\n").message(),
+              HasSubstr("either model.config or model.init_from, found neither"));
+  EXPECT_THAT(read("[model]\nconfig = \"a\"\ninit_from = \"b\"\n").message(), HasSubstr("both"));
+  EXPECT_THAT(read("[train]\nsteps = -2\n").message(), HasSubstr("found -2"));
+  EXPECT_THAT(read("[train]\nout = \"a\\u0000b\"\n").message(), HasSubstr("train.out"));
+  EXPECT_THAT(read("[train]\nstpes = 1\n").message(),
+              HasSubstr("train.stpes, did you mean steps?"));
+  EXPECT_THAT(read("[optimiser]\n").message(), HasSubstr("optimiser, did you mean optimizer?"));
 }
 
 }  // namespace
