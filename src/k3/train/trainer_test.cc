@@ -175,6 +175,18 @@ TEST(Trainer, RefusesBadData) {
   c = SmallRun(dir, "out");
   c.out = "/proc/out";
   EXPECT_THAT(Trainer::Open(c).message(), HasSubstr("/proc/out"));
+  WriteBytes(dir / "data/tiktoken.model", "no ranks");
+  EXPECT_THAT(Trainer::Open(SmallRun(dir, "out")).message(), HasSubstr("tiktoken.model"));
+  WriteBytes(dir / "data/tiktoken.model", ReadBytes(GoldenDir() + "/tiny-k3/tiktoken.model"));
+  EXPECT_THAT(Trainer::Open(SmallRun(dir, "out")).message(),
+              HasSubstr("512 ids, that of the tokenizer beside it"));
+  std::filesystem::remove(dir / "data/tiktoken.model");
+  std::string wide = ReadBytes(SmallRun(dir, "out").model_config);
+  wide.replace(wide.find("\"hidden_size\": 32"), 17, "\"hidden_size\": 16777216");
+  WriteBytes(dir / "wide.json", wide);
+  c = SmallRun(dir, "out");
+  c.model_config = dir / "wide.json";
+  EXPECT_THAT(Trainer::Open(c).message(), HasSubstr("weights, gradients and optimizer need"));
   TokenFileBuilder b;
   b.AddDocument(std::vector<TokenId>(100, 599), 0, 5);
   ASSERT_TRUE(b.Write(dir / "data/train.tokens", 600).ok());
@@ -208,6 +220,7 @@ TEST(TokenData, HostileFilesAreRefused) {
   patch(8, ~std::uint64_t{0}, 8);        // tokens
   patch(16, std::uint64_t{1} << 61, 8);  // documents: 8 (docs + 1) wraps
   patch(24, 0, 8);                       // vocabulary
+  patch(32, ~std::uint64_t{0}, 8);       // text bytes
   patch(48, 9, 8);                       // index out of order
   patch(image.size() - 4, 10, 4);        // token outside the vocabulary
   patch(image.size() - 4, ~0u, 4);       // negative token
