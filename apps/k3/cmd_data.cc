@@ -23,8 +23,8 @@ namespace {
 constexpr const char* kDataHelp =
     "Writes OUT/train.tokens and OUT/valid.tokens and copies the tokenizer's files beside them.\n"
     "Inputs compressed with gzip, bzip2, xz or zstd are unpacked, whatever they are called.\n"
-    "--train-tokenizer learns N ranks from the part to train on; the model's vocab_size is then\n"
-    "N + 256, for the control tokens.\n"
+    "--train-tokenizer learns N ranks from the part to train on; the model's config.json then\n"
+    "needs vocab_size N + 256, for the control tokens, bos_token_id N and eos_token_id N + 1.\n"
     "Documents are separated by NUL bytes, by blank lines, or are lines of JSON; which document\n"
     "goes to the validation part depends on its text alone.\n"
     "\nExamples:\n"
@@ -77,6 +77,9 @@ Result<std::vector<std::string>> Documents(const PrepareOptions& o, const std::s
   if (!CompressionOf(view).empty()) {
     K3_ASSIGN(unpacked, Decompress(view, MostBytes(), where));
     view = unpacked;
+  }
+  if (how != DocumentSplit::kJsonLines && where.find(".jsonl") != where.npos) {
+    Warn(where + " is not read as lines of JSON; --split jsonl does that");
   }
   K3_ASSIGN(auto documents, SplitDocuments(view, how, o.key, where));
   if (documents.empty()) {
@@ -151,9 +154,14 @@ Status Prepare(const PrepareOptions& o) {
     K3_ASSIGN(files, ReadTokenizer(dir));
   }
   K3_ASSIGN(const TokenId end, EndOfText(*tokenizer));
+  // What k3 run and k3 eval put in front of a text has to be learned.
+  std::optional<TokenId> begin;
+  if (tokenizer->add_bos()) begin = tokenizer->SpecialId("[BOS]");
   TokenFileBuilder train, valid;
   K3_TRY(ForEachDocument(o, "documents", kept, [&](const std::string& text, bool is_valid) {
-    (is_valid ? valid : train).AddDocument(tokenizer->Encode(text), end, text.size());
+    std::vector<TokenId> ids = tokenizer->Encode(text);
+    if (begin) ids.insert(ids.begin(), *begin);
+    (is_valid ? valid : train).AddDocument(ids, end, text.size());
   }));
   if (train.documents() == 0) {
     return Error{Code::kInvalidArgument, "no document is left to train on; lower --valid"};
@@ -166,9 +174,11 @@ Status Prepare(const PrepareOptions& o) {
   K3_TRY(valid.Write(o.out + "/valid.tokens", vocab));
   K3_TRY(WriteTokenizer(files, o.out));
   if (valid.documents() == 0) Warn("no document fell into the validation part");
-  return WriteOut(fmt::format(
-      "train: {} documents, {} tokens\nvalid: {} documents, {} tokens\nvocabulary: {}\n",
-      train.documents(), train.tokens(), valid.documents(), valid.tokens(), vocab));
+  return WriteOut(
+      fmt::format("train: {} documents, {} tokens\nvalid: {} documents, {} tokens\nvocabulary: {}\n"
+                  "documents begin with {} and end with {}\n",
+                  train.documents(), train.tokens(), valid.documents(), valid.tokens(), vocab,
+                  begin ? fmt::format("token {}", *begin) : "their text", end));
 }
 
 }  // namespace

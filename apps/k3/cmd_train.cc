@@ -73,7 +73,11 @@ class SampleWriter {
       Exec exec(threads_);
       ModelRunner runner(model, exec);
       SequenceState state = NewSequence(runner, 1);
-      AppendPrompt(state, tokenizer_->Encode(prompt_));
+      std::vector<TokenId> ids = tokenizer_->Encode(prompt_);
+      if (const auto bos = tokenizer_->SpecialId("[BOS]"); bos && tokenizer_->add_bos()) {
+        ids.insert(ids.begin(), *bos);
+      }
+      AppendPrompt(state, ids);
       GenerateOptions o;
       o.max_tokens = 60, o.sampling.temperature = 0.8;
       auto r = Generate(runner, *tokenizer_, state, o);

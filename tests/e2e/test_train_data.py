@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import struct
 import subprocess
 import sys
 
@@ -48,6 +49,13 @@ def test_a_learned_tokenizer_is_what_tiktoken_makes_of_it(k3, tmp_path):
     done = k3("data", "prepare", tmp_path / "t.txt", "--out", tmp_path / "d", "--valid", "0",
               "--train-tokenizer", 600)
     assert "vocabulary: 856" in done.stdout
+    assert "documents begin with token 600 and end with 601" in done.stdout
+    data = (tmp_path / "d/train.tokens").read_bytes()
+    n_tokens, n_documents = struct.unpack_from("<2Q", data, 8)
+    starts = struct.unpack_from(f"<{n_documents + 1}Q", data, 40)
+    tokens = struct.unpack_from(f"<{n_tokens}i", data, 40 + 8 * (n_documents + 1))
+    for begin, end in zip(starts, starts[1:]):  # what k3 run puts in front has to be learned
+        assert tokens[begin] == 600 and tokens[end - 1] == 601
     ranks = load_ranks(tmp_path / "d" / "tiktoken.model")
     assert sorted(ranks.values()) == list(range(600))
     text = CORPUS.read_text() + " Größe 漢字 123456\n\n  x"

@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include "k3/io/mapped_file.h"
 
@@ -70,14 +72,30 @@ void ReadLog(AblationRun& run) {
 
 constexpr const char* kResult = "/result.json";
 
-/// A finished run leaves result.json with the text it was run with; another text runs again.
-bool IsDone(AblationRun& run, const std::string& text) {
+/// Of the token files a run reads, as they are now; empty when they are not there.
+std::string DataHash(const std::string& toml, const std::string& dir) {
+  const auto config = ParseTrainConfig(toml, dir + "/run.toml");
+  if (!config.ok()) return "";
+  std::uint64_t hash = 0;
+  for (const char* name : {"train.tokens", "valid.tokens"}) {
+    // The folders that the path leads through may not be made yet.
+    const auto file = MappedFile::Open((fs::path(config->data) / name).lexically_normal().string());
+    if (!file.ok()) return "";
+    hash = XXH3_64bits_withSeed(file->data(), file->size(), hash);
+  }
+  return fmt::format("{:016x}", hash);
+}
+
+/// A finished run leaves result.json with the text and a hash of the data it was run with; with
+/// others it runs again. Data that is gone does not make a result worthless.
+bool IsDone(AblationRun& run, const std::string& text, const std::string& data) {
   std::error_code e;
   if (!fs::exists(run.dir + kResult, e)) return false;
   const auto read = ReadTextFile(run.dir + kResult);
   if (!read.ok()) return false;
   const Json j = Json::parse(*read, nullptr, false);
   if (!j.is_object() || j.value("run", "") != text) return false;
+  if (!data.empty() && j.value("data", data) != data) return false;
   run.error = j.value("error", "");
   run.planned_bytes = j.value("planned_bytes", std::int64_t{0});
   ReadLog(run);
@@ -117,7 +135,8 @@ bool IsOfMachine(const Error& e) { return e.code == Code::kIo || e.code == Code:
 Result<bool> DoRun(AblationRun& run, const AblationArm& arm, Trainer::RunLimits limits,
                    const std::function<void(const AblationRun&, const StepReport&)>& on_step) {
   const std::string toml = RunToml(arm, run.seed), identity = Identity(arm, toml);
-  if (IsDone(run, identity)) return true;
+  const std::string data = DataHash(toml, run.dir);
+  if (IsDone(run, identity, data)) return true;
   K3_TRY(Prepare(run, arm, toml));
   limits.on_step = [&](const StepReport& r) {
     if (on_step) on_step(run, r);
@@ -128,7 +147,10 @@ Result<bool> DoRun(AblationRun& run, const AblationArm& arm, Trainer::RunLimits 
   ReadLog(run);
   if (!done.ok()) run.error = done.message();
   if (run.error.empty() && !std::isfinite(run.loss)) run.error = "the loss is not finite";
-  const Json j{{"run", identity}, {"error", run.error}, {"planned_bytes", run.planned_bytes}};
+  const Json j{{"run", identity},
+               {"data", data},
+               {"error", run.error},
+               {"planned_bytes", run.planned_bytes}};
   K3_TRY(WriteFileAtomically(run.dir + kResult, j.dump(1) + "\n"));
   std::error_code ignored;
   fs::remove_all(run.dir + "/checkpoints", ignored);  // the model stays
@@ -146,7 +168,7 @@ Status CheckData(const AblationPlan& plan) {
       AblationRun run;
       run.dir = FolderOf(plan, arm, seed);
       const std::string toml = RunToml(arm, seed);
-      if (IsDone(run, Identity(arm, toml))) continue;
+      if (IsDone(run, Identity(arm, toml), DataHash(toml, run.dir))) continue;
       K3_ASSIGN(TrainConfig config, ParseTrainConfig(toml, run.dir + "/run.toml"));
       for (std::string* p : {&config.data, &config.init_from, &config.distill.teacher}) {
         *p = fs::path(*p).lexically_normal().string();  // the folders it leads through are not made

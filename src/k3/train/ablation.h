@@ -39,10 +39,11 @@ std::string RunToml(const AblationArm& arm, std::int64_t seed);
 struct AblationRun {
   std::string arm, dir;
   std::int64_t seed = 0;
-  std::string error;  // not empty: the run failed, and how
-  double loss = 0;    // validation loss at the end, or the training loss of the last tenth
-  double max_violation = 0, dead = 0;  // mean over the second half of the run; 0 without experts
-  std::int64_t settled_at = -1;        // first step from which on MaxVio stays below 0.5; -1: never
+  std::string error;         // not empty: the run failed, and how
+  double loss = 0;           // validation loss at the end, or the training loss of the last tenth
+  double max_violation = 0;  // mean over the second half of the run; 0 without experts
+  double dead = 0;           // mean over the whole run
+  std::int64_t settled_at = -1;  // first step from which on MaxVio stays below 0.5; -1: never
   std::int64_t skipped = 0;
   double tokens_per_s = 0;  // median
   // Of the run alone; of the whole process, which keeps some of what runs before it held.

@@ -1,7 +1,9 @@
 // ReadAblationPlan.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -67,6 +69,29 @@ Json ToJson(const toml::node& node) {
   return node.value_or(std::string());
 }
 
+/// Calls fn("a.b.c", node) for everything in `table` that is no table.
+template <class F>
+Status ForEachLeaf(const toml::table& table, const std::string& at, const F& fn) {
+  for (const auto& [key, node] : table) {
+    const std::string here = fmt::format("{}{}{}", at, at.empty() ? "" : ".", key.str());
+    if (const toml::table* inner = node.as_table()) {
+      K3_TRY(ForEachLeaf(*inner, here, fn));
+    } else {
+      K3_TRY(fn(here, node));
+    }
+  }
+  return {};
+}
+
+/// Whether a model of this config reads the key: whoever does refuses an object there.
+bool IsRead(const Json& config, const std::string& dotted) {
+  std::string pointer = config.contains("text_config") ? "/text_config/" : "/";
+  for (const char c : dotted) pointer += c == '.' ? "/" : std::string(1, c);
+  Json probe = config;
+  probe[Json::json_pointer(pointer)] = {{"read", false}};
+  return !ParseModelConfig(probe.dump(), "").ok();
+}
+
 /// What an arm changes. `names` are the single arms, in order.
 class Builder {
  public:
@@ -83,6 +108,8 @@ class Builder {
   Status ReadHead(AblationPlan& out);
   Status AddArms(AblationPlan& out);
   Status CheckArm(const std::string& name, const toml::node& node) const;
+  Status CheckRead(const std::string& name, const Json& config) const;
+  Status CheckTogether(const std::vector<std::string>& parts) const;
   Result<std::vector<std::string>> Pair(const toml::node& node) const;
   Result<AblationArm> Arm(const std::string& name, const std::vector<std::string>& parts,
                           const std::string& out) const;
@@ -99,6 +126,12 @@ Status Builder::ReadHead(AblationPlan& out) {
                                                  "pairs", "all_on", "arms",     "threshold"};
   for (const auto& [key, node] : plan_) {
     if (!kKnown.contains(key.str())) return Bad(path_, fmt::format("unknown key {}", key.str()));
+  }
+  if (const auto node = plan_["question"]; node && !node.is_string()) {
+    return Bad(path_, "bad value question, expected a string");
+  }
+  if (const auto node = plan_["all_on"]; node && !node.is_boolean()) {
+    return Bad(path_, "bad value all_on, expected true or false");
   }
   out.question = plan_["question"].value_or(std::string());
   const auto folder = plan_["out"].value<std::string>();
@@ -144,6 +177,43 @@ Status Builder::CheckArm(const std::string& name, const toml::node& node) const 
       continue;
     }
     return Bad(path_, fmt::format("unknown key arms.{}.{}", name, key.str()));
+  }
+  for (const char* key : {"out", "seed"}) {
+    if ((*arm)["train"][key]) {
+      return Bad(path_, fmt::format("arms.{}.train.{}: the plan decides this", name, key));
+    }
+  }
+  return ForEachLeaf(*arm, "", [&](const std::string& key, const toml::node& leaf) -> Status {
+    const auto* real = leaf.as_floating_point();
+    if (real == nullptr || std::isfinite(real->get())) return {};
+    return Bad(path_,
+               fmt::format("arms.{}.{} is {}, expected a finite number", name, key, real->get()));
+  });
+}
+
+/// An arm with a misspelt key would be a second base, and reported as "no difference".
+Status Builder::CheckRead(const std::string& name, const Json& config) const {
+  const toml::table* change = plan_["arms"][name]["config"].as_table();
+  if (change == nullptr || !ParseModelConfig(config.dump(), "").ok()) return {};
+  return ForEachLeaf(*change, "", [&](const std::string& key, const toml::node&) -> Status {
+    if (IsRead(config, key)) return {};
+    return Bad(path_,
+               fmt::format("arms.{}.config.{} is not read by a model of this config", name, key));
+  });
+}
+
+/// Of two arms that set one key, only the second would be on.
+Status Builder::CheckTogether(const std::vector<std::string>& parts) const {
+  std::map<std::string, std::string> owner;
+  for (const std::string& part : parts) {
+    K3_TRY(ForEachLeaf(*plan_["arms"][part].as_table(), "",
+                       [&](const std::string& key, const toml::node&) -> Status {
+                         const auto [it, fresh] = owner.emplace(key, part);
+                         if (fresh || key == "remove") return {};
+                         return Bad(path_, fmt::format("{} and {} cannot be on together: both "
+                                                       "change {}",
+                                                       it->second, part, key));
+                       }));
   }
   return {};
 }
@@ -196,6 +266,7 @@ Result<AblationArm> Builder::Arm(const std::string& name, const std::vector<std:
       }
     }
   }
+  if (parts.size() == 1) K3_TRY(CheckRead(parts[0], config));
   const fs::path dir = fs::path(out) / name / "seed";
   auto relative = [&](const char* section, const char* key) {
     if (const auto v = run[section][key].value<std::string>()) {
@@ -249,6 +320,7 @@ Status Builder::AddArms(AblationPlan& out) {
     const bool all = i + 1 == sets.size() && plan_["all_on"].value_or(false);
     std::string name = all ? "all" : fmt::format("{}", fmt::join(sets[i], "+"));
     if (!seen.insert(name).second) return Bad(path_, fmt::format("pairs: {} stands twice", name));
+    K3_TRY(CheckTogether(sets[i]));
     K3_ASSIGN(AblationArm arm, Arm(name, sets[i], out.out));
     out.arms.push_back(std::move(arm));
   }

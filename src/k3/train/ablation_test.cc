@@ -4,11 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
 #include "support/golden.h"
 #include "support/temp_dir.h"
+#include "support/train_run.h"
 
 namespace k3 {
 namespace {
@@ -65,6 +69,22 @@ TEST(AblationPlan, ArmsPairsAndAllAreCompleteRuns) {
   EXPECT_THAT(plan->arms[4].config_json, HasSubstr("softplus"));
 }
 
+TEST(AblationPlan, AKeyThatNoModelReadsIsRefused) {
+  const Folder f;
+  auto read = [&](const std::string& rest) { return f.Read(rest); };
+  EXPECT_THAT(read("[arms.a.config]\nnum_expertz = 4\n").message(),
+              HasSubstr("arms.a.config.num_expertz is not read"));
+  EXPECT_THAT(read("[arms.a.config.linear_attn_config]\ngate_lower_bond = -1.0\n").message(),
+              HasSubstr("arms.a.config.linear_attn_config.gate_lower_bond is not read"));
+  for (const char* good :
+       {"[arms.a.config]\nnum_experts_per_token = 1\n", "[arms.a.config]\nrms_norm_eps = 1e-6\n",
+        "[arms.a.config.linear_attn_config]\ngate_lower_bound = -1.0\n",
+        "[arms.a.config.k3_variant.decay]\nform = \"softplus\"\n"}) {
+    const auto plan = read(good);
+    EXPECT_TRUE(plan.ok()) << good << (plan.ok() ? "" : plan.message());
+  }
+}
+
 TEST(AblationPlan, WrongPlansAreRefusedByName) {
   const Folder f;
   const std::string arm = "[arms.a.train]\nclip = 2.0\n";
@@ -78,6 +98,13 @@ TEST(AblationPlan, WrongPlansAreRefusedByName) {
   says("pairs = [[\"a\", \"b\"]]\n" + arm, "b is no arm");
   says("pairs = [[\"a\", \"a\"]]\n" + arm, "stands twice");
   says("pairs = [[\"a\"]]\n" + arm, "at least two");
+  says("question = 3\n" + arm, "bad value question");
+  says("all_on = \"yes\"\n" + arm, "bad value all_on");
+  says("[arms.a.train]\nseed = 3\n", "arms.a.train.seed: the plan decides this");
+  says("[arms.a.optimizer]\nlr = inf\n", "arms.a.optimizer.lr is inf");
+  says("pairs = [[\"a\", \"b\"]]\n" + arm + "[arms.b.train]\nclip = 3.0\n",
+       "a and b cannot be on together: both change train.clip");
+  says("all_on = true\n" + arm + "[arms.b.train]\nclip = 3.0\n", "both change train.clip");
   says("threshold = -1\n" + arm, "bad value threshold");
   says("[arms.\"../x\".train]\nclip = 2.0\n", "bad name of an arm");
   says("[arms.base.train]\nclip = 2.0\n", "bad name of an arm");
@@ -107,6 +134,59 @@ TEST(AblationRuns, MissingDataIsFoundBeforeTheFirstRun) {
   EXPECT_FALSE(std::filesystem::exists(f.dir / "runs"));
 }
 
+TEST(AblationRuns, ARunOnOtherDataOrWithAnotherTextIsDoneAgain) {
+  const Folder f;
+  testing::WriteTrainData(f.dir / "data");
+  const auto plan = f.Read("[arms.a.train]\nclip = 2.0\n");
+  ASSERT_TRUE(plan.ok()) << plan.message();
+  int steps = 0;
+  AblationLimits limits;
+  limits.on_step = [&](const AblationRun&, const StepReport&) { ++steps; };
+  auto run = [&](const AblationPlan& what) {
+    steps = 0;
+    const auto runs = RunAblation(what, limits);
+    EXPECT_TRUE(runs.ok()) << (runs.ok() ? "" : runs.message());
+    return steps;
+  };
+  EXPECT_EQ(run(*plan), 16) << "two arms, two seeds, four steps";
+  EXPECT_EQ(run(*plan), 0);
+  const auto other = f.Read("[arms.a.train]\nclip = 3.0\n");
+  EXPECT_EQ(run(*other), 8) << "one arm changed";
+  TokenFileBuilder b;
+  for (int i = 0; i < 20; ++i) b.AddDocument(std::vector<TokenId>(50, 7), 0, 50);
+  ASSERT_TRUE(b.Write(f.dir / "data/train.tokens", 512).ok());
+  EXPECT_EQ(run(*other), 16) << "all read other data now";
+  std::filesystem::remove_all(f.dir / "data");
+  EXPECT_EQ(run(*other), 0) << "results outlive their data";
+}
+
+TEST(AblationRuns, WhatTheLogOfARunTells) {
+  const Folder f;
+  testing::WriteTrainData(f.dir / "data");
+  const auto plan = f.Read("[arms.a.train]\nclip = 2.0\n");
+  ASSERT_TRUE(plan.ok()) << plan.message();
+  ASSERT_TRUE(RunAblation(*plan, {}).ok());
+  std::string log;  // MaxVio falls, rises again and falls for good after step 3
+  const double violations[] = {0.9, 0.2, 0.7, 0.4};
+  for (int i = 0; i < 4; ++i) {
+    log += fmt::format(
+        "{{\"step\":{},\"loss\":{},\"tokens_per_s\":{},\"balance\":[{{\"max_violation\":{},"
+        "\"dead\":0.25}}]}}\n",
+        i + 1, 5 - i, 100 * (i + 1), violations[i]);
+  }
+  WriteBytes(f.dir / "runs/a/seed-1/log.jsonl", log);
+  const auto runs = RunAblation(*plan, {});
+  ASSERT_TRUE(runs.ok()) << runs.message();
+  const auto a = std::find_if(runs->begin(), runs->end(),
+                              [](const AblationRun& r) { return r.arm == "a" && r.seed == 1; });
+  ASSERT_NE(a, runs->end());
+  EXPECT_EQ(a->settled_at, 4);
+  EXPECT_DOUBLE_EQ(a->loss, 2.0) << "the last tenth, where nothing is kept for validation";
+  EXPECT_NEAR(a->max_violation, 0.55, 1e-12) << "of the second half";
+  EXPECT_DOUBLE_EQ(a->dead, 0.25);
+  EXPECT_DOUBLE_EQ(a->tokens_per_s, 300);
+}
+
 AblationRun Ended(const char* arm, std::int64_t seed, double loss, const char* error = "") {
   AblationRun r;
   r.arm = arm, r.seed = seed, r.loss = loss, r.error = error;
@@ -130,6 +210,10 @@ TEST(AblationEffect, SaysNoDifferenceBeyondNoiseWhereThatIsTheTruth) {
   EXPECT_EQ(verdict({3.1, 3.3, 3.2}), "worse");
   EXPECT_EQ(verdict({2.98, 3.18, 3.08}), "no difference beyond noise") << "below the threshold";
   EXPECT_EQ(verdict({2.6, 3.4, 2.98}), "no difference beyond noise") << "below the spread";
+  // Differences 0.05 to 0.15: their mean is above twice the standard error, below twice the spread.
+  EXPECT_EQ(verdict({3.05, 3.3, 3.25}), "worse");
+  // Exceeding twice a standard error of nearly nothing is not enough.
+  EXPECT_EQ(verdict({3.049, 3.249, 3.149}), "no difference beyond noise");
   EXPECT_EQ(verdict({2.0}), "one seed: no verdict");
   EXPECT_EQ(verdict({}), "no pair of runs to compare");
   runs.push_back(Ended("b", 1, 0, "it broke"));

@@ -1,4 +1,5 @@
 // Parameters as a model folder.
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <cstdio>
@@ -99,6 +100,11 @@ Status Parameters::Export(const std::string& dir, const ExportOptions& options) 
   if (Status s = WriteFolder(partial, std::move(image), options); !s.ok()) {
     fs::remove_all(partial, e);
     return s;
+  }
+  // In one step where the file system can; else there is no model for a moment.
+  if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, dir.c_str(), RENAME_EXCHANGE) == 0) {
+    fs::remove_all(partial, e), fs::remove_all(old, e);
+    return {};
   }
   if (fs::exists(dir, e)) {
     fs::remove_all(old, e);

@@ -38,6 +38,7 @@ Result<TokenFile> TokenFile::Open(const std::string& path) {
         fmt::format("{} tokens and {} documents do not fit its {} bytes", n, docs, size));
   }
   if (vocab == 0 || vocab > (std::uint64_t{1} << 31)) return corrupt("impossible vocabulary");
+  if (text_bytes > std::uint64_t{1} << 60) return corrupt("impossible number of text bytes");
   f.starts_ = {reinterpret_cast<const std::uint64_t*>(f.file_.data() + kHeader), docs + 1};
   f.tokens_ = {reinterpret_cast<const TokenId*>(f.file_.data() + kHeader + 8 * (docs + 1)), n};
   f.vocab_ = static_cast<std::int64_t>(vocab);

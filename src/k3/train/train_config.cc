@@ -1,7 +1,11 @@
 // The TOML file of a training run.
+#include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <numeric>
 #include <set>
+#include <sstream>
+#include <utility>
 
 #include <fmt/format.h>
 #define TOML_EXCEPTIONS 0
@@ -12,6 +16,43 @@
 
 namespace k3 {
 namespace {
+
+/// The value as TOML, shortened, on one line.
+std::string Shown(const toml::node& node) {
+  std::ostringstream out;
+  node.visit([&](const auto& n) { out << n; });
+  std::string text = out.str().substr(0, 40);
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  }
+  return text;
+}
+
+/// Insertions, removals and changes that make `b` of `a`.
+std::size_t Edits(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+/// ", did you mean X?" when one of the words is near.
+std::string Suggestion(std::string_view key, const std::set<std::string>& words) {
+  std::size_t least = 3;
+  std::string best;
+  for (const std::string& word : words) {
+    if (key.size() > 64) break;
+    if (const std::size_t n = Edits(key, word); n < least) least = n, best = word;
+  }
+  return best.empty() ? "" : fmt::format(", did you mean {}?", best);
+}
 
 /// Reads keys of one table, remembers the first error and which keys were asked for.
 class Section {
@@ -26,7 +67,7 @@ class Section {
   void Text(const char* key, std::string& value) {
     if (const auto* node = Get(key)) {
       const auto v = node->value_exact<std::string>();
-      v ? void(value = *v) : Refuse(key, "a string");
+      v && v->find('\0') == v->npos ? void(value = *v) : Refuse(key, "a string without NUL");
     }
   }
   void Flag(const char* key, bool& value) {
@@ -70,8 +111,8 @@ class Section {
     if (!status_.ok() || table_ == nullptr) return status_;
     for (const auto& [key, node] : *table_) {
       if (!asked_.contains(std::string(key.str()))) {
-        return Error{Code::kInvalidArgument,
-                     fmt::format("{}: unknown key {}.{}", where_, name_, key.str())};
+        return Error{Code::kInvalidArgument, fmt::format("{}: unknown key {}.{}{}", where_, name_,
+                                                         key.str(), Suggestion(key.str(), asked_))};
       }
     }
     return {};
@@ -84,9 +125,11 @@ class Section {
   }
   void Refuse(const std::string& key, const std::string& expected) {
     if (!status_.ok()) return;
-    status_ =
-        Error{Code::kInvalidArgument, fmt::format("{}: bad value {}{}{}, expected {}", where_,
-                                                  name_, key.empty() ? "" : ".", key, expected)};
+    std::string found = "no table";
+    if (!key.empty()) found = Shown(*table_->get(key));
+    status_ = Error{Code::kInvalidArgument,
+                    fmt::format("{}: bad value {}{}{}, expected {}, found {}", where_, name_,
+                                key.empty() ? "" : ".", key, expected, found)};
   }
 
   std::string name_, where_;
@@ -198,10 +241,11 @@ Result<TrainConfig> ParseTrainConfig(std::string text, const std::string& path) 
   }
   const toml::table& root = parsed.table();
   for (const auto& [key, node] : root) {
-    static const std::set<std::string_view> kSections{"model",    "data",    "train",  "optimizer",
-                                                      "schedule", "balance", "distill"};
-    if (!kSections.contains(key.str())) {
-      return Error{Code::kInvalidArgument, fmt::format("{}: unknown key {}", path, key.str())};
+    static const std::set<std::string> kSections{"model",    "data",    "train",  "optimizer",
+                                                 "schedule", "balance", "distill"};
+    if (!kSections.contains(std::string(key.str()))) {
+      return Error{Code::kInvalidArgument, fmt::format("{}: unknown key {}{}", path, key.str(),
+                                                       Suggestion(key.str(), kSections))};
     }
   }
   Section model(root, "model", path), data(root, "data", path);
@@ -220,7 +264,11 @@ Result<TrainConfig> ParseTrainConfig(std::string text, const std::string& path) 
   auto missing = [&](const char* key) {
     return Error{Code::kInvalidArgument, fmt::format("{}: missing key {}", path, key)};
   };
-  if (c.model_config.empty() == c.init_from.empty()) return missing("model.config or .init_from");
+  if (c.model_config.empty() == c.init_from.empty()) {
+    return Error{Code::kInvalidArgument,
+                 fmt::format("{}: expected either model.config or model.init_from, found {}", path,
+                             c.init_from.empty() ? "neither" : "both")};
+  }
   if (c.data.empty()) return missing("data.dir");
   if (c.out.empty()) return missing("train.out");
   if (c.steps == 0) return missing("train.steps");

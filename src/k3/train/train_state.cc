@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -27,8 +28,15 @@ std::vector<double> Flatten(const Balancer& balancer) {
   return all;
 }
 
-std::string Hash(const std::map<std::string, TensorRef, std::less<>>& tensors) {
-  std::uint64_t h = 0;
+/// Of names, sizes and contents, and of everything in `metadata` but the hash itself.
+std::string Hash(const std::map<std::string, TensorRef, std::less<>>& tensors,
+                 const std::map<std::string, std::string>& metadata) {
+  std::string head;
+  for (const auto& [key, value] : metadata) {
+    if (key != "hash") head += fmt::format("{}={}\n", key, value);
+  }
+  for (const auto& [name, t] : tensors) head += fmt::format("{} {}\n", name, t.bytes());
+  std::uint64_t h = XXH3_64bits(head.data(), head.size());
   for (const auto& [name, t] : tensors) {
     h = XXH3_64bits_withSeed(t.data, static_cast<std::size_t>(t.bytes()), h);
   }
@@ -61,16 +69,18 @@ Status SaveState(const std::string& path, const TrainState& s, const Parameters&
                            reinterpret_cast<const std::byte*>(tau.data())};
   std::vector<NamedTensor> list;
   for (const auto& [name, t] : tensors) list.push_back({name, t});
-  return WriteSafetensors(path, std::move(list),
-                          {{"hash", Hash(tensors)},
-                           {"run", fmt::format("{:016x}", s.run)},
-                           {"step", std::to_string(s.step)},
-                           {"tokens", std::to_string(s.tokens)},
-                           {"skipped", std::to_string(s.skipped)},
-                           {"rows_per_step", std::to_string(s.rows_per_step)},
-                           {"epoch", std::to_string(s.cursor.epoch)},
-                           {"row", std::to_string(s.cursor.row)},
-                           {"optimizer_steps", std::to_string(optimizer.steps())}});
+  std::map<std::string, std::string> metadata{
+      {"run", fmt::format("{:016x}", s.run)},
+      {"config", fmt::format("{:016x}", s.config)},
+      {"step", std::to_string(s.step)},
+      {"tokens", std::to_string(s.tokens)},
+      {"skipped", std::to_string(s.skipped)},
+      {"rows_per_step", std::to_string(s.rows_per_step)},
+      {"epoch", std::to_string(s.cursor.epoch)},
+      {"row", std::to_string(s.cursor.row)},
+      {"optimizer_steps", std::to_string(optimizer.steps())}};
+  metadata["hash"] = Hash(tensors, metadata);
+  return WriteSafetensors(path, std::move(list), metadata);
 }
 
 Result<TrainState> LoadState(const std::string& path, std::uint64_t run, Parameters& params,
@@ -80,7 +90,7 @@ Result<TrainState> LoadState(const std::string& path, std::uint64_t run, Paramet
     return Error{Code::kCorrupt, fmt::format("{}: {}", path, what)};
   };
   const auto hash = f.metadata().find("hash"), owner = f.metadata().find("run");
-  if (hash == f.metadata().end() || hash->second != Hash(f.tensors())) {
+  if (hash == f.metadata().end() || hash->second != Hash(f.tensors(), f.metadata())) {
     return corrupt("its contents do not match their hash");
   }
   if (owner == f.metadata().end() || owner->second != fmt::format("{:016x}", run)) {
@@ -108,6 +118,9 @@ Result<TrainState> LoadState(const std::string& path, std::uint64_t run, Paramet
   }
   TrainState s;
   s.run = run;
+  if (const auto it = f.metadata().find("config"); it != f.metadata().end()) {
+    s.config = std::strtoull(it->second.c_str(), nullptr, 16);
+  }
   K3_ASSIGN(s.step, Number(f, "step"));
   K3_ASSIGN(s.tokens, Number(f, "tokens"));
   K3_ASSIGN(s.skipped, Number(f, "skipped"));
@@ -150,12 +163,24 @@ std::vector<std::string> ListStates(const std::string& dir) {
   return paths;
 }
 
-void PruneStates(const std::string& dir, std::int64_t keep) {
-  const auto paths = ListStates(dir);
+void PruneStates(const std::string& dir, std::int64_t step, std::int64_t keep) {
+  const std::string newest = StatePath(dir, step);
   std::error_code ignored;
-  for (std::size_t i = static_cast<std::size_t>(keep); i < paths.size(); ++i) {
-    fs::remove(paths[i], ignored);
+  for (const std::string& path : ListStates(dir)) {
+    const bool newer = fs::path(path).filename() > fs::path(newest).filename();
+    if (newer || keep-- <= 0) fs::remove(path, ignored);
   }
+}
+
+void RemoveUnfinished(const std::string& dir) {
+  std::error_code e;
+  std::vector<fs::path> unfinished;
+  for (const auto& entry : fs::directory_iterator(dir, e)) {
+    if (entry.path().filename().string().find(".tmp-") != std::string::npos) {
+      unfinished.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : unfinished) fs::remove(path, e);
 }
 
 }  // namespace k3

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 #define XXH_INLINE_ALL
@@ -18,6 +19,7 @@
 #include "k3/base/memory.h"
 #include "k3/base/threads.h"
 #include "k3/io/atomic_file.h"
+#include "k3/tokenizer/tokenizer.h"
 #include "k3/train/run_log.h"
 #include "k3/train/train_state.h"
 
@@ -100,6 +102,17 @@ Status CheckRounding(const TrainConfig& c, const ModelConfig& model) {
   return {};
 }
 
+/// The tokenizer goes into the exported model: a wrong one must not be noticed only there.
+Status CheckTokenizer(const std::string& dir, const TokenFile& tokens) {
+  std::error_code e;
+  if (!fs::exists(dir + "/tiktoken.model", e)) return {};
+  K3_ASSIGN(const Tokenizer t, Tokenizer::Load(dir));
+  if (t.vocab_size() == static_cast<std::size_t>(tokens.vocab())) return {};
+  return Error{Code::kInvalidArgument,
+               fmt::format("{}: its vocabulary has {} ids, that of the tokenizer beside it {}",
+                           tokens.path(), tokens.vocab(), t.vocab_size())};
+}
+
 /// Operations of a token in products with the weights it meets: two a weight going forward, four
 /// going back. Scores of attention and state updates are not counted.
 double ProductFlop(const ModelConfig& c) {
@@ -146,6 +159,7 @@ Status Trainer::Impl::LockFolder() {
     return Error{Code::kInvalidArgument,
                  fmt::format("{}: another run is using this folder", config.out)};
   }
+  RemoveUnfinished(config.out), RemoveUnfinished(checkpoints());
   return {};
 }
 
@@ -164,11 +178,19 @@ Status Trainer::Impl::PlanMemory(const ModelConfig& model) {
                            static_cast<double>(train->tokens().size());
   }
   const std::int64_t program = ResidentBytes();
+  const MemoryLimit limit = UsableMemory();
+  // First what needs no pass to know: planning would take that memory itself.
+  std::int64_t weights = 0;
+  for (const TensorSpec& s : ExpectedTensors(model)) weights += 16 * s.elements();
+  if (limit.bytes > 0 && weights > limit.bytes) {
+    return Error{Code::kResource,
+                 fmt::format("weights, gradients and optimizer need {}, there are {} ({})",
+                             BytesText(weights), BytesText(limit.bytes), limit.source)};
+  }
   K3_ASSIGN(memory, PlanRunMemory(model, shape, config.balance, config.accumulate));
   memory.weights += 4 * Parameters::CopiedFloats(model, compute());
   if (teacher) memory.teacher = teacher->bytes(config.batch, config.sequence, threads());
   memory.program = program;
-  const MemoryLimit limit = UsableMemory();
   if (limit.bytes > 0 && memory.total() - program > limit.bytes) {
     return Error{Code::kResource,
                  fmt::format("the run needs {} ({}), there are {} ({})", BytesText(memory.total()),
@@ -200,6 +222,7 @@ Status Trainer::Impl::LoadData(std::int64_t vocab) {
                  fmt::format("{}: its vocabulary has {} ids, the model's {}", train->path(),
                              train->vocab(), vocab)};
   }
+  K3_TRY(CheckTokenizer(config.data, *train));
   K3_ASSIGN(rows, RowReader::Create(train->tokens(), config.sequence, config.seed, train->path()));
   if (config.eval_every == 0) return {};
   K3_ASSIGN(valid, TokenFile::Open(config.data + "/valid.tokens"));
@@ -216,11 +239,15 @@ Status Trainer::Impl::Resume() {
       "{}\n{} {} {} {} {:x}", config_json, train->tokens().size(), train->vocab(), config.sequence,
       config.seed, XXH3_64bits(train->tokens().data(), train->tokens().size_bytes()));
   state.run = XXH3_64bits(identity.data(), identity.size());
+  state.config = XXH3_64bits(config.text.data(), config.text.size());
   for (const std::string& path : ListStates(checkpoints())) {
     auto loaded = LoadState(path, state.run, *params, *optimizer, *balancer);
     if (loaded.ok()) {
-      state = *loaded;
+      const std::uint64_t text = std::exchange(state, *loaded).config;
       notes.push_back(fmt::format("resumed from {} at step {}", path, state.step));
+      if (std::exchange(state.config, text) != text) {
+        notes.push_back("the config file has changed since that checkpoint was written");
+      }
       const std::int64_t rows_per_step = config.batch * config.accumulate;
       if (state.rows_per_step != rows_per_step) {
         notes.push_back(
@@ -271,7 +298,7 @@ Status Trainer::Impl::Prepare() {
 Status Trainer::Impl::Save() {
   state.cursor = rows->cursor(), state.rows_per_step = config.batch * config.accumulate;
   K3_TRY(SaveState(StatePath(checkpoints(), state.step), state, *params, *optimizer, *balancer));
-  PruneStates(checkpoints(), config.keep);
+  PruneStates(checkpoints(), state.step, config.keep);
   return log->Plot();
 }
 

@@ -175,6 +175,18 @@ TEST(Trainer, RefusesBadData) {
   c = SmallRun(dir, "out");
   c.out = "/proc/out";
   EXPECT_THAT(Trainer::Open(c).message(), HasSubstr("/proc/out"));
+  WriteBytes(dir / "data/tiktoken.model", "no ranks");
+  EXPECT_THAT(Trainer::Open(SmallRun(dir, "out")).message(), HasSubstr("tiktoken.model"));
+  WriteBytes(dir / "data/tiktoken.model", ReadBytes(GoldenDir() + "/tiny-k3/tiktoken.model"));
+  EXPECT_THAT(Trainer::Open(SmallRun(dir, "out")).message(),
+              HasSubstr("512 ids, that of the tokenizer beside it"));
+  std::filesystem::remove(dir / "data/tiktoken.model");
+  std::string wide = ReadBytes(SmallRun(dir, "out").model_config);
+  wide.replace(wide.find("\"hidden_size\": 32"), 17, "\"hidden_size\": 16777216");
+  WriteBytes(dir / "wide.json", wide);
+  c = SmallRun(dir, "out");
+  c.model_config = dir / "wide.json";
+  EXPECT_THAT(Trainer::Open(c).message(), HasSubstr("weights, gradients and optimizer need"));
   TokenFileBuilder b;
   b.AddDocument(std::vector<TokenId>(100, 599), 0, 5);
   ASSERT_TRUE(b.Write(dir / "data/train.tokens", 600).ok());
@@ -208,6 +220,7 @@ TEST(TokenData, HostileFilesAreRefused) {
   patch(8, ~std::uint64_t{0}, 8);        // tokens
   patch(16, std::uint64_t{1} << 61, 8);  // documents: 8 (docs + 1) wraps
   patch(24, 0, 8);                       // vocabulary
+  patch(32, ~std::uint64_t{0}, 8);       // text bytes
   patch(48, 9, 8);                       // index out of order
   patch(image.size() - 4, 10, 4);        // token outside the vocabulary
   patch(image.size() - 4, ~0u, 4);       // negative token
@@ -312,7 +325,14 @@ TEST(TrainConfigFile, ReadsAndRefuses) {
   EXPECT_THAT(read("train = 3\n").message(), HasSubstr("bad value train"));
   EXPECT_THAT(read("[optimizer]\nlr = nan\n").message(), HasSubstr("bad value optimizer.lr"));
   EXPECT_THAT(read("[balance]\nmethod = \"best\"\n").message(), HasSubstr("one of none, quantile"));
-  EXPECT_THAT(read("[train]\nsteps = 1\n").message(), HasSubstr("missing key model.config"));
+  EXPECT_THAT(read("[train]\nsteps = 1\n").message(),
+              HasSubstr("either model.config or model.init_from, found neither"));
+  EXPECT_THAT(read("[model]\nconfig = \"a\"\ninit_from = \"b\"\n").message(), HasSubstr("both"));
+  EXPECT_THAT(read("[train]\nsteps = -2\n").message(), HasSubstr("found -2"));
+  EXPECT_THAT(read("[train]\nout = \"a\\u0000b\"\n").message(), HasSubstr("train.out"));
+  EXPECT_THAT(read("[train]\nstpes = 1\n").message(),
+              HasSubstr("train.stpes, did you mean steps?"));
+  EXPECT_THAT(read("[optimiser]\n").message(), HasSubstr("optimiser, did you mean optimizer?"));
 }
 
 }  // namespace
