@@ -215,16 +215,21 @@ void AddLimits(CLI::App& app, ServeOptions& o) {
              "Most sequences in the queue; more are told 429 (default 256)");
   AddBytes(app, "--state-memory", o.state_memory,
            "For the states of running sequences (default: half of --memory, at most 4 GiB)");
-  AddBytes(app, "--cache-memory", o.cache_memory,
-           "For the prefix cache (default: an eighth of --memory, at most 1 GiB)");
-  app.add_flag("--no-prefix-cache", o.no_cache, "Read every prompt from its start");
-  app.add_option("--spill-dir", o.batch.spill_dir,
-                 "Keep evicted snapshots in this folder, which has to exist")
-      ->type_name("DIR");
-  AddBytes(app, "--spill-memory", o.spill_memory, "Most bytes there (default 1 GiB)");
-  app.add_flag("--no-speculation", o.no_speculation, "Never guess several tokens ahead");
-  app.add_option("--draft-model", o.draft, "Smaller model of the same vocabulary to guess with")
-      ->type_name("DIR");
+  CLI::Option* cache =
+      AddBytes(app, "--cache-memory", o.cache_memory,
+               "For the prefix cache (default: an eighth of --memory, at most 1 GiB)");
+  CLI::Option* spill = app.add_option("--spill-dir", o.batch.spill_dir,
+                                      "Keep evicted snapshots in this folder, which has to exist")
+                           ->type_name("DIR");
+  app.add_flag("--no-prefix-cache", o.no_cache, "Read every prompt from its start")
+      ->excludes(cache)
+      ->excludes(spill);
+  AddBytes(app, "--spill-memory", o.spill_memory, "Most bytes there (default 1 GiB)")->needs(spill);
+  CLI::Option* draft =
+      app.add_option("--draft-model", o.draft, "Smaller model of the same vocabulary to guess with")
+          ->type_name("DIR");
+  app.add_flag("--no-speculation", o.no_speculation, "Never guess several tokens ahead")
+      ->excludes(draft);
   AddInteger(app, "--max-connections", o.connections, {1, 65536},
              "Most open connections (default 512)");
   AddBytes(app, "--max-body", o.body_bytes, "Largest body of a request (default 16 MiB)");

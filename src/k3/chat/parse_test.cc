@@ -71,7 +71,7 @@ std::vector<json> Pieces(std::string_view text) {
   return out;
 }
 
-/// Feeds text through the tokenizer (cut_seed 0) or cut at random bytes.
+/// Feeds text through the tokenizer (cut_seed 0), whole (19), or cut at random bytes.
 Reply Parse(const std::vector<json>& pieces, Section inside, bool ended, std::uint64_t cut_seed,
             std::vector<Segment>* closing = nullptr) {
   ReplyParser parser(Tiny(), *FindMarkup(Tiny()), inside);
@@ -86,7 +86,8 @@ Reply Parse(const std::vector<json>& pieces, Section inside, bool ended, std::ui
     } else {
       std::string_view rest = text;
       while (!rest.empty()) {
-        const auto n = std::min<std::size_t>(rest.size(), 1 + rng.Next() % 7);
+        const auto n =
+            cut_seed == 19 ? rest.size() : std::min<std::size_t>(rest.size(), 1 + rng.Next() % 7);
         Join(parser.PushText(rest.substr(0, n)), reply);
         rest.remove_prefix(n);
       }
@@ -163,6 +164,15 @@ TEST(ReplyParser, MissingClosingsAreRecovered) {
   EXPECT_EQ(Parse("hm<o>response<s>yes<c>response<s><c>message<s><e>", Section::kThink),
             (Reply{"hm", "yes", {}, "stop"}));
   EXPECT_EQ(Parse("hm<e>", Section::kThink), (Reply{"hm", "", {}, "stop"}));
+  EXPECT_EQ(Parse("hm<c>think<o>response<s>yes<c>response<c>message<e>", Section::kThink),
+            (Reply{"hm", "yes", {}, "stop"}));
+  for (const char* close : {"", "<c>", "<c>think", "<c>think<s>"}) {
+    EXPECT_EQ(Parse("hm" + std::string(close) + "<o>tools<s><o>call tool=\"f\" index=\"1\"<s>" +
+                        "<c>call<s><c>tools<s><c>message<s><e>",
+                    Section::kThink),
+              (Reply{"hm", "", {{"call_0", "f", "{}"}}, "tool_calls"}))
+        << close;
+  }
   EXPECT_EQ(Parse("yes<e>no", Section::kResponse), (Reply{"", "yes", {}, "stop"}));
   EXPECT_EQ(Parse("hm<c>think<s> plain answer <c>message<s><e>", Section::kThink),
             (Reply{"hm", " plain answer ", {}, "stop"}));
@@ -242,6 +252,25 @@ TEST(ReplyParser, ClosingMakesTheMessageWhole) {
         EXPECT_EQ(cut, pieces);
       }
     }
+  }
+}
+
+TEST(ReplyParser, LongArgumentsComeWhole) {
+  std::string text;
+  while (text.size() < 200000) text += "a line < b && \"c\"\n\t\\ <|close|>argument<|sep|> é\n";
+  const std::string call = "<o>argument key=\"k\" type=\"string\"<s>";
+  auto pieces = Pieces("<o>tools<s><o>call tool=\"f\" index=\"1\"<s>" + call);
+  pieces.push_back({"text", text});
+  for (const json& p : Pieces("<c>argument<s><c>call<s><o>call tool=\"g\" index=\"2\"<s>" + call +
+                              "x\n<c>argument<s><c>call<s><c>tools<s><c>message<s><e>")) {
+    pieces.push_back(p);
+  }
+  const Reply reply = Parse(pieces, Section::kResponse, true, 0);
+  ASSERT_EQ(reply.calls.size(), 2u);
+  EXPECT_EQ(json::parse(reply.calls[0].arguments), json({{"k", text}}));
+  EXPECT_EQ(json::parse(reply.calls[1].arguments), json({{"k", "x\n"}}));
+  for (const std::uint64_t seed : {1u, 19u}) {
+    EXPECT_EQ(Parse(pieces, Section::kResponse, true, seed), reply);
   }
 }
 

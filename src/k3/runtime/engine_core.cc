@@ -385,6 +385,8 @@ const EngineStats& EngineCore::stats() {
   }
   stats_.state_planned = PlannedSum();
   stats_.state_limit = options_.state_bytes;
+  stats_.capacity_short = capacity(1);
+  stats_.capacity_context = capacity(context_);
   stats_.parked_bytes = parked_bytes_;
   stats_.cache_limit = options_.cache_bytes;
   stats_.cache = cache_->stats();

@@ -94,6 +94,8 @@ struct EngineStats {
   std::int64_t state_bytes = 0;    // of running sequences, shared pages in full
   std::int64_t state_planned = 0;  // what they may grow to before somebody has to give way
   std::int64_t state_limit = 0;
+  // Most sequences that run at once, if all of them are short, or fill the context.
+  std::int64_t capacity_short = 0, capacity_context = 0;
   std::int64_t parked_bytes = 0;  // states of preempted sequences
   std::int64_t cache_limit = 0;
   CacheStats cache;

@@ -174,6 +174,10 @@ std::optional<HttpReply> Api::Screen(const HttpRequest& head) {
     return std::nullopt;
   }
   metrics_.CountHttp(route == nullptr ? "none" : route->path, error.status, 0);
+  if (options_.log_requests) {
+    spdlog::info("{} {} {} {} refused", head.id, Printable(head.method, 16), Printable(head.path),
+                 error.status);
+  }
   HttpReply reply = ErrorReply(error, DialectOf(head.path));
   if (error.status == 405) reply.headers.emplace_back("Allow", std::string(route->method));
   AddCors(head, reply);

@@ -15,6 +15,10 @@ void AddRequests(const EngineStats& s, Families& f) {
   f.Gauge("k3_requests_running", "Sequences that have a state", s.running);
   f.Gauge("k3_requests_waiting", "Sequences in the queue", s.waiting);
   f.Gauge("k3_requests_preempted", "Sequences that gave way and wait to go on", s.preempted);
+  f.Begin("k3_sequences_capacity", "Most sequences that run at once, of that length",
+          MetricType::Gauge);
+  f.Value("length", "short", s.capacity_short);
+  f.Value("length", "context", s.capacity_context);
   f.Gauge("k3_draining", "1 while nothing new is accepted", s.draining ? 1 : 0);
   f.Counter("k3_sequences_submitted_total", "Sequences accepted into the queue", s.submitted);
   f.Begin("k3_sequences_refused_total", "Sequences refused at once", MetricType::Counter);
