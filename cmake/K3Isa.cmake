@@ -10,7 +10,8 @@ function(k3_isa_library)
     set(flags_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512
       -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
     set(flags_avx512bf16 ${flags_avx512} -mavx512bf16)
-    set(flags_amx ${flags_avx512bf16} -mamx-tile -mamx-bf16)
+    set(flags_amx ${flags_avx512bf16} -mamx-tile -mamx-bf16 -mavx512vnni
+      -mavx512vbmi)
   elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
     set(isas scalar neon)
     set(flags_scalar -DK3_SCALAR)

@@ -151,6 +151,29 @@ TEST(FastMode, OneRowOfMxfp4AtTheEndsOfTheRange) {
   }
 }
 
+TEST(FastMode, FewRowsOfMxfp4AtEveryWidth) {
+  // Tails of a vector of blocks, and more of them than are summed at a time.
+  if (FastTables().empty()) GTEST_SKIP() << "no bf16 products on this processor";
+  const std::int64_t M = 20, N = 35;
+  for (const std::int64_t K : {32, 64, 96, 128, 160, 480, 512, 544, 3584, 8192, 8288, 16416}) {
+    const Weights w(N, K);
+    auto x = Uniform(15, M * K);
+    for (std::size_t i = 0; i < x.size(); i += 7) x[i] *= 100.f;  // its neighbours lose bits
+    ReferenceBackend reference;
+    const auto want = Multiply(reference, x, M, w.packed);
+    for (const cpu::SimdTable* table : FastTables()) {
+      cpu::CpuBackend fast(testing::TestPool(), *table, &kFastMode);
+      const auto all = Multiply(fast, x, M, w.packed);
+      EXPECT_LT(RelativeL2(all, want), 2e-3) << table->name << " " << K;
+      for (const std::int64_t m : {1, 2, 3, 4, 5}) {
+        const auto some = Multiply(fast, x, m, w.packed);
+        EXPECT_EQ(std::memcmp(some.data(), all.data(), 4 * some.size()), 0)
+            << table->name << " " << K << ", rows " << m;
+      }
+    }
+  }
+}
+
 TEST(FastMode, WeightsOfE4m3StayExact) {
   // x in bf16 already: only the order of f32 sums is left. int8 times its scale is rounded.
   if (FastTables().empty()) GTEST_SKIP() << "no bf16 products on this processor";

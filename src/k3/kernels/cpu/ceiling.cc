@@ -63,7 +63,7 @@ double ProductRate(ThreadPool& pool, const SimdTable& simd, bool fast) {
       if (fast) {
         packed = ws.Alloc<std::byte>(simd.fast->packed_bytes(kM, kK));
         scratch = ws.Alloc<std::byte>(simd.fast->scratch_bytes(kM, kK));
-        simd.fast->pack(x, kK, kM, kK, packed);
+        simd.fast->pack(x, kK, kM, kK, FastForm::kBf16, packed);
       }
       for (std::int64_t i = b * kTimes; i < e * kTimes; ++i) {
         if (fast) {

@@ -142,7 +142,7 @@ struct FastScratch {
 
   std::byte* Pack(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols) const {
     auto* out = ws.Alloc<std::byte>(fast.packed_bytes(m, cols));
-    fast.pack(x, ldx, m, cols, out);
+    fast.pack(x, ldx, m, cols, FastForm::kBf16, out);
     return out;
   }
   void Multiply(const std::byte* packed, std::int64_t m, const void* w, std::int64_t rows,

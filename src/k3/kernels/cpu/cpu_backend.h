@@ -36,6 +36,11 @@ class CpuBackend : public Backend {
   /// y [m, w.rows] = x w^T on the calling thread, in the arithmetic of the mode.
   void Multiply(const float* x, std::int64_t ldx, std::int64_t m, const WeightRef& w, float* y,
                 std::int64_t ldy, Workspace& ws);
+  /// Its two halves where Fast(w): rows in the form that weights in w's format and width need.
+  const std::byte* PackRows(const float* x, std::int64_t ldx, std::int64_t m, const WeightRef& w,
+                            Workspace& ws);
+  void MultiplyPacked(const std::byte* packed, std::int64_t m, const WeightRef& w, float* y,
+                      std::int64_t ldy, Workspace& ws);
   void MlaPlain(const MlaArgs& a, const MlaSequence& s, std::int64_t head, Workspace& ws);
   void MlaPlainFast(const MlaArgs& a, const MlaSequence& s, std::int64_t head, Workspace& ws);
 

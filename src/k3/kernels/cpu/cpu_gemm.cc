@@ -61,6 +61,10 @@ constexpr std::int64_t kFusedRows = 4;
 
 bool Fused(const WeightRef& w, std::int64_t m) { return m <= kFusedRows && HasKernels(w.format); }
 
+bool FewRows(const FastTable& fast, std::int64_t m, const WeightRef& w) {
+  return fast.gemv != nullptr && m <= fast.gemv_rows(FastOf(w).form);
+}
+
 void FusedRows(const SimdTable& simd, const float* x, std::int64_t ldx, std::int64_t m,
                const WeightRef& w, float* y, std::int64_t ldy) {
   const auto* codes = static_cast<const std::uint8_t*>(w.data);
@@ -110,18 +114,18 @@ void CpuBackend::FastGemm(const GemmArgs& a) {
   const std::int64_t grain =
       std::max(kRows, (1 << 17) / std::max<std::int64_t>(1, cols * (m + 4)) / kRows * kRows);
   const Workspace::Mark op_mark(ws_);
-  if (m == 1 && fast.gemv != nullptr) {
-    auto* x = ws_.Alloc<std::byte>(fast.gemv_bytes(cols));
-    fast.gemv_pack(a.x.row(0), cols, x);
+  if (FewRows(fast, m, a.w)) {
+    auto* x = ws_.Alloc<std::byte>(fast.gemv_bytes(m, cols));
+    fast.gemv_pack(a.x.data, a.x.strides[0], m, cols, FastOf(a.w).form, x);
     return pool_.ParallelFor(a.w.rows, grain, [&](std::int64_t b, std::int64_t e) {
-      fast.gemv(x, FastOf(a.w.RowSlice(b, e - b)), e - b, cols, a.y.data + b);
+      fast.gemv(x, m, FastOf(a.w.RowSlice(b, e - b)), e - b, cols, a.y.data + b, a.y.strides[0]);
     });
   }
   auto* packed = ws_.Alloc<std::byte>(fast.packed_bytes(m, cols));
   constexpr std::int64_t kPackRows = 64;  // whole tiles of every table
   pool_.ParallelFor(m, kPackRows, [&](std::int64_t b, std::int64_t e) {
     for (std::int64_t i = b; i < e; i += kPackRows) {
-      fast.pack(a.x.row(i), a.x.strides[0], std::min(kPackRows, e - i), cols,
+      fast.pack(a.x.row(i), a.x.strides[0], std::min(kPackRows, e - i), cols, FastOf(a.w).form,
                 packed + fast.packed_bytes(i, cols));
     }
   });
@@ -134,22 +138,32 @@ void CpuBackend::FastGemm(const GemmArgs& a) {
   });
 }
 
+const std::byte* CpuBackend::PackRows(const float* x, std::int64_t ldx, std::int64_t m,
+                                      const WeightRef& w, Workspace& ws) {
+  const FastTable& fast = *simd_.fast;
+  if (FewRows(fast, m, w)) {
+    auto* packed = ws.Alloc<std::byte>(fast.gemv_bytes(m, w.cols));
+    fast.gemv_pack(x, ldx, m, w.cols, FastOf(w).form, packed);
+    return packed;
+  }
+  auto* packed = ws.Alloc<std::byte>(fast.packed_bytes(m, w.cols));
+  fast.pack(x, ldx, m, w.cols, FastOf(w).form, packed);
+  return packed;
+}
+
+void CpuBackend::MultiplyPacked(const std::byte* packed, std::int64_t m, const WeightRef& w,
+                                float* y, std::int64_t ldy, Workspace& ws) {
+  const FastTable& fast = *simd_.fast;
+  if (FewRows(fast, m, w)) return fast.gemv(packed, m, FastOf(w), w.rows, w.cols, y, ldy);
+  const Workspace::Mark mark(ws);
+  fast.gemm(packed, m, FastOf(w), w.rows, w.cols, y, ldy,
+            ws.Alloc<std::byte>(fast.scratch_bytes(m, w.cols)));
+}
+
 void CpuBackend::Multiply(const float* x, std::int64_t ldx, std::int64_t m, const WeightRef& w,
                           float* y, std::int64_t ldy, Workspace& ws) {
   const Workspace::Mark mark(ws);
-  if (Fast(w)) {
-    const FastTable& fast = *simd_.fast;
-    if (m == 1 && fast.gemv != nullptr) {
-      auto* packed = ws.Alloc<std::byte>(fast.gemv_bytes(w.cols));
-      fast.gemv_pack(x, w.cols, packed);
-      return fast.gemv(packed, FastOf(w), w.rows, w.cols, y);
-    }
-    auto* packed = ws.Alloc<std::byte>(fast.packed_bytes(m, w.cols));
-    fast.pack(x, ldx, m, w.cols, packed);
-    fast.gemm(packed, m, FastOf(w), w.rows, w.cols, y, ldy,
-              ws.Alloc<std::byte>(fast.scratch_bytes(m, w.cols)));
-    return;
-  }
+  if (Fast(w)) return MultiplyPacked(PackRows(x, ldx, m, w, ws), m, w, y, ldy, ws);
   if (Fused(w, m)) return FusedRows(simd_, x, ldx, m, w, y, ldy);
   const std::int64_t tile = TileRows(w.cols);
   for (std::int64_t r = 0; r < w.rows; r += tile) {
@@ -258,8 +272,14 @@ void CpuBackend::ExpertMlp(const ExpertMlpArgs& a) {
       for (std::int64_t r = 0; r < m; ++r) {
         std::copy_n(a.x.row(pair[start[e] + r] / k), D, x + r * D);
       }
-      Multiply(x, D, m, w.w1, gate, I, ws);
-      Multiply(x, D, m, w.w3, up, I, ws);
+      if (Fast(w.w1) && w.w3.format == w.w1.format) {
+        const std::byte* packed = PackRows(x, D, m, w.w1, ws);
+        MultiplyPacked(packed, m, w.w1, gate, I, ws);
+        MultiplyPacked(packed, m, w.w3, up, I, ws);
+      } else {
+        Multiply(x, D, m, w.w1, gate, I, ws);
+        Multiply(x, D, m, w.w3, up, I, ws);
+      }
       simd_.gated_act(gate, up, m * I, ActOf(a.act), gate);
       Multiply(gate, I, m, w.w2, out + start[e] * D, D, ws);
     }

@@ -27,19 +27,27 @@ std::int64_t PackedBytes(std::int64_t m, std::int64_t cols) {
 }
 
 /// Blocks of 16 rows; in each, for every 32 columns one tile [16 pairs of columns][16 rows][2].
-void Pack(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, void* out) {
+template <bool kGrid>
+void PackTiles(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, void* out) {
   auto* to = static_cast<std::uint8_t*>(out);
   for (std::int64_t i = 0; i < m; i += kRows) {
     const std::int64_t n = m - i < kRows ? m - i : kRows;
     for (std::int64_t k = 0; k < cols; k += kStep, to += kTileBytes) {
       __m512i r[16];
       for (std::int64_t j = 0; j < kRows; ++j) {
-        r[j] = j < n ? RoundToBf16(x + (i + j) * ldx + k) : _mm512_setzero_si512();
+        const float* from = x + (i + j) * ldx + k;
+        r[j] = j >= n ? _mm512_setzero_si512() : kGrid ? RoundToGrid(from) : RoundToBf16(from);
       }
       Transpose16(r);
       for (std::int64_t j = 0; j < kRows; ++j) _mm512_store_si512(to + 64 * j, r[j]);
     }
   }
+}
+
+void Pack(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, FastForm form,
+          void* out) {
+  if (form == FastForm::kMxfp4) return PackTiles<true>(x, ldx, m, cols, out);
+  PackTiles<false>(x, ldx, m, cols, out);
 }
 
 /// Where the tiles of 16 weight rows lie: tile s at data + s * step, its rows `stride` apart.
@@ -261,61 +269,69 @@ void GemvInPlace(const std::uint8_t* x, const std::uint8_t* w, bool both, std::i
   if (both) _tile_stored(1, y + kRows, 4);
 }
 
-/// What Gemv reads: x as bf16, then the same values as f32, then their range.
-std::int64_t GemvBytes(std::int64_t cols) { return 6 * cols + 64; }
+/// Rows of MXFP4 weights are multiplied one at a time up to here: decoding them for tiles costs as
+/// much as three rows.
+std::int64_t GemvRows(FastForm form) { return form == FastForm::kMxfp4 ? 3 : 1; }
 
-void GemvPack(const float* x, std::int64_t cols, void* out) {
+/// What Gemv reads of a row: x as bf16, then, for MXFP4, what Mx4Rows16 reads. A multiple of 64.
+std::int64_t RowBytes(std::int64_t cols) { return (2 * cols + Mx4PackBytes(cols) + 63) / 64 * 64; }
+std::int64_t GemvBytes(std::int64_t m, std::int64_t cols) { return m * RowBytes(cols); }
+
+void GemvPack(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, FastForm form,
+              void* out) {
   auto* rounded = static_cast<std::uint8_t*>(out);
-  auto* wide = reinterpret_cast<float*>(rounded + 2 * cols);
-  for (std::int64_t k = 0; k < cols; k += kStep) {
-    _mm512_store_si512(rounded + 2 * k, RoundToBf16(x + k));
-    Store(wide + k, LoadBf16(rounded + 2 * k));
-    Store(wide + k + kLanes, LoadBf16(rounded + 2 * k + 32));
+  const bool grid = form == FastForm::kMxfp4;
+  for (std::int64_t i = 0; i < m; ++i, x += ldx, rounded += RowBytes(cols)) {
+    for (std::int64_t k = 0; k < cols; k += kStep) {
+      _mm512_store_si512(rounded + 2 * k, grid ? RoundToGrid(x + k) : RoundToBf16(x + k));
+    }
+    if (grid) Mx4Pack(x, cols, rounded + 2 * cols);
   }
-  const Mx4Range range = RangeOf(rounded, cols);
-  __builtin_memcpy(rounded + 6 * cols, &range, sizeof range);
 }
 
-void Gemv(const void* packed, FastWeight w, std::int64_t rows, std::int64_t cols, float* y) {
-  const auto* x = static_cast<const std::uint8_t*>(packed);
+/// y of n <= 16 rows in any form, decoded a run at a time.
+void GemvDecoded(const std::uint8_t* x, const FastWeight& w, std::int64_t r, std::int64_t n,
+                 std::int64_t cols, float* y) {
   alignas(64) std::uint8_t panel[kRun * kTileBytes];  // stays in the nearest cache
   const std::int64_t steps = cols / kStep;
-  Mx4Range range;
-  __builtin_memcpy(&range, x + 6 * cols, sizeof range);
+  _tile_zero(0);
+  for (std::int64_t s0 = 0; s0 < steps; s0 += kRun) {
+    const std::int64_t run = steps - s0 < kRun ? steps - s0 : kRun;
+    const std::int64_t ahead = s0 + kRun < steps ? kRun : kRows * steps - s0;  // the next run
+    DecodeRun(w, r, n, cols, s0, run, ahead, panel);
+    for (std::int64_t s = 0; s < run; ++s) {
+      _tile_loadd(6, x + 64 * (s0 + s), 4);
+      _tile_loadd(4, panel + s * kTileBytes, 64);
+      _tile_dpbf16ps(0, 4, 6);
+    }
+  }
+  float out[kRows];
+  _tile_stored(0, out, 4);
+  for (std::int64_t i = 0; i < n; ++i) y[i] = out[i];
+}
+
+void Gemv(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, std::int64_t cols,
+          float* y, std::int64_t ldy) {
+  const std::int64_t steps = cols / kStep;
   const GemvConfig config;
   _tile_loadconfig(&config);
   for (std::int64_t r = 0; r < rows; r += kRows) {
     const std::int64_t n = rows - r < kRows ? rows - r : kRows;
-    if (w.form == FastForm::kBf16 && n == kRows) {
-      const bool both = rows - r >= 2 * kRows;
-      GemvInPlace(x, w.data + 2 * r * cols, both, cols, y + r);
-      if (both) r += kRows;
-      continue;
-    }
-    if (w.form == FastForm::kMxfp4 && n == kRows &&
-        Mx4Normal(range, w.scales + r * steps, kRows * steps)) {
-      Mx4Rows16(reinterpret_cast<const float*>(x + 2 * cols), w.data + 16 * r * steps,
-                w.scales + r * steps, steps, y + r);
-      continue;
-    }
-    _tile_zero(0);
-    for (std::int64_t s0 = 0; s0 < steps; s0 += kRun) {
-      const std::int64_t run = steps - s0 < kRun ? steps - s0 : kRun;
-      const std::int64_t ahead = s0 + kRun < steps ? kRun : kRows * steps - s0;  // the next run
-      DecodeRun(w, r, n, cols, s0, run, ahead, panel);
-      for (std::int64_t s = 0; s < run; ++s) {
-        _tile_loadd(6, x + 64 * (s0 + s), 4);
-        _tile_loadd(4, panel + s * kTileBytes, 64);
-        _tile_dpbf16ps(0, 4, 6);
+    const bool both = w.form == FastForm::kBf16 && rows - r >= 2 * kRows;
+    const auto* x = static_cast<const std::uint8_t*>(packed);
+    for (std::int64_t i = 0; i < m; ++i, x += RowBytes(cols)) {
+      float* to = y + i * ldy + r;
+      const std::uint8_t* scales = w.scales + r * steps;
+      if (w.form == FastForm::kBf16 && n == kRows) {
+        GemvInPlace(x, w.data + 2 * r * cols, both, cols, to);
+      } else if (w.form == FastForm::kMxfp4 && n == kRows &&
+                 Mx4Normal(x + 2 * cols, scales, kRows * steps)) {
+        Mx4Rows16(x + 2 * cols, w.data + 16 * r * steps, scales, steps, to);
+      } else {
+        GemvDecoded(x, w, r, n, cols, to);
       }
     }
-    if (n == kRows) {
-      _tile_stored(0, y + r, 4);
-    } else {
-      float out[kRows];
-      _tile_stored(0, out, 4);
-      for (std::int64_t i = 0; i < n; ++i) y[r + i] = out[i];
-    }
+    if (both) r += kRows;
   }
   _tile_release();
 }
@@ -332,8 +348,8 @@ void Round(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, 
 }  // namespace
 
 const FastTable* AmxProducts() {
-  static const FastTable table{PackedBytes, Pack,     Round, ScratchBytes, Gemm,
-                               GemvBytes,   GemvPack, Gemv,  AmxKdaChunks};
+  static const FastTable table{PackedBytes, Pack,      Round,    ScratchBytes, Gemm,
+                               GemvRows,    GemvBytes, GemvPack, Gemv,         AmxKdaChunks};
   return &table;
 }
 

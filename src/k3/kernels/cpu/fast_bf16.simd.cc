@@ -22,7 +22,8 @@ inline std::int64_t At(std::size_t i, std::int64_t stride) {
 
 std::int64_t PackedBytes(std::int64_t m, std::int64_t cols) { return 2 * m * cols; }
 
-void Pack(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, void* out) {
+void Pack(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, FastForm,
+          void* out) {
   auto* to = static_cast<std::uint8_t*>(out);
   for (std::int64_t i = 0; i < m; ++i) {
     for (std::int64_t k = 0; k < cols; k += kStep) {
@@ -125,7 +126,7 @@ void Gemm(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows, s
 
 const FastTable* Bf16Products() {
   static const FastTable table{PackedBytes, Pack,    Round,   ScratchBytes, Gemm,
-                               nullptr,     nullptr, nullptr, nullptr};
+                               nullptr,     nullptr, nullptr, nullptr,      nullptr};
   return &table;
 }
 

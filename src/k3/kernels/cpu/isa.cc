@@ -21,13 +21,15 @@ namespace {
 
 /// What CPUID reports in leaf 7 and __builtin_cpu_supports of g++ 12 does not know.
 struct Leaf7 {
-  bool avx512bf16 = false, amx_bf16 = false, amx_tile = false;
+  bool avx512bf16 = false, amx_bf16 = false, amx_tile = false, vnni = false, vbmi = false;
 };
 
 Leaf7 ReadLeaf7() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   Leaf7 f;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return f;
+  f.vbmi = (c >> 1 & 1u) != 0;
+  f.vnni = (c >> 11 & 1u) != 0;
   f.amx_bf16 = (d >> 22 & 1u) != 0;
   f.amx_tile = (d >> 24 & 1u) != 0;
   if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) f.avx512bf16 = (a >> 5 & 1u) != 0;
@@ -56,7 +58,8 @@ void AddX86Tables(std::vector<const SimdTable*>& tables) {
   const Leaf7 leaf = ReadLeaf7();
   if (!leaf.avx512bf16) return;
   tables.push_back(avx512bf16::Table());
-  static const bool tiles = leaf.amx_tile && leaf.amx_bf16 && AskForTiles();
+  static const bool tiles =
+      leaf.amx_tile && leaf.amx_bf16 && leaf.vnni && leaf.vbmi && AskForTiles();
   if (tiles) tables.push_back(amx::Table());
 }
 

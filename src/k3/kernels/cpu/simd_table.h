@@ -50,8 +50,9 @@ struct FastWeight {
 struct FastTable {
   /// Bytes of m rows of activations in the form `gemm` reads.
   std::int64_t (*packed_bytes)(std::int64_t m, std::int64_t cols);
-  /// Rounds x to bf16, nearest even. `out` is 64-byte aligned.
-  void (*pack)(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, void* out);
+  /// Rounds x to bf16, nearest even, for weights of the given form. `out` is 64-byte aligned.
+  void (*pack)(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols, FastForm form,
+               void* out);
   /// Rounds to dense bf16 rows, ld_out elements apart: the form of a FastWeight.
   void (*round)(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols,
                 std::uint8_t* out, std::int64_t ld_out);
@@ -61,10 +62,14 @@ struct FastTable {
   void (*gemm)(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows,
                std::int64_t cols, float* y, std::int64_t ldy, void* scratch);
 
-  /// The same for one row of x, packed in a way of its own; null where gemm does it as fast.
-  std::int64_t (*gemv_bytes)(std::int64_t cols);
-  void (*gemv_pack)(const float* x, std::int64_t cols, void* out);  // out: 64-byte aligned
-  void (*gemv)(const void* packed, FastWeight w, std::int64_t rows, std::int64_t cols, float* y);
+  /// The same for few rows of x, packed in a way of its own: up to gemv_rows of them, 0 where gemm
+  /// does one as fast. Null functions where that is so for every form.
+  std::int64_t (*gemv_rows)(FastForm form);
+  std::int64_t (*gemv_bytes)(std::int64_t m, std::int64_t cols);
+  void (*gemv_pack)(const float* x, std::int64_t ldx, std::int64_t m, std::int64_t cols,
+                    FastForm form, void* out);
+  void (*gemv)(const void* packed, std::int64_t m, FastWeight w, std::int64_t rows,
+               std::int64_t cols, float* y, std::int64_t ldy);
 
   /// Chunks of 16 tokens with bounded decay; T a multiple of 16, K <= 256 and V multiples of 32.
   /// Null where nothing beats kda_chunk.
