@@ -117,6 +117,22 @@ def test_bf16_rounded_experts_and_a_teacher(k3, small_run, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_the_first_model_of_the_docs(k3, tmp_path):
+    block = (ROOT / "docs/training.md").read_text().split("## A first model")[1]
+    lines = [line[4:] for line in block.splitlines() if line.startswith("    ")]
+    toml = "\n".join(lines[:lines.index("muon_lr = 1e-2") + 1])
+    (tmp_path / "books.txt").write_bytes(b"\0".join([documents()] * 20))
+    k3("data", "prepare", tmp_path / "books.txt", "--out", tmp_path / "data", "--valid", "0.5",
+       "--tokenizer", DEMO_MODEL)
+    toml = toml.replace("docs/ablations", str(ROOT / "docs/ablations")).replace(
+        "steps = 600", "steps = 2").replace("batch = 8", "batch = 1")
+    (tmp_path / "small.toml").write_text(toml)
+    done = k3("train", tmp_path / "small.toml")
+    assert "finished at step 2 of 2" in done.stdout and "sample: The" in done.stderr
+    ran = k3("run", tmp_path / "runs/small/model", "-p", "The man", "-n", 3, "--json")
+    assert json.loads(ran.stdout)["prompt_ids"][0] == 3840, "BOS, which the documents begin with"
+
+
 def test_an_ablation_without_its_data_starts_nothing(k3, small_run, tmp_path):
     small_run("run")
     (tmp_path / "plan.toml").write_text(

@@ -2,8 +2,11 @@
 
 #include <array>
 #include <bit>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -93,6 +96,18 @@ std::string EventRecord(std::string_view data) {
 Result<EventFile> EventFile::Create(const std::string& out, std::int64_t step) {
   EventFile f;
   f.path_ = fmt::format("{}/events.out.tfevents.{:010}.k3", out, step);
+  // A run that had to go back further than before: what came later is not its past any more, and
+  // readers take files in the order of their names.
+  std::error_code e;
+  std::vector<std::filesystem::path> later;
+  for (const auto& entry : std::filesystem::directory_iterator(out, e)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("events.out.tfevents.") && name.ends_with(".k3") && name.size() == 33 &&
+        entry.path() > f.path_) {
+      later.push_back(entry.path());
+    }
+  }
+  for (const auto& path : later) std::filesystem::remove(path, e);
   f.file_.open(f.path_, std::ios::binary | std::ios::trunc);
   std::string version = Event(0);
   Bytes(version, 3, "brain.Event:2");
@@ -108,7 +123,9 @@ Result<EventFile> EventFile::Create(const std::string& out, std::int64_t step) {
 Status EventFile::Write(std::string_view event) {
   const std::string record = EventRecord(event);
   file_.write(record.data(), static_cast<std::streamsize>(record.size())).flush();
-  if (!file_) return Error{Code::kIo, fmt::format("{}: cannot write", path_)};
+  if (!file_) {
+    return Error{Code::kIo, fmt::format("{}: cannot write: {}", path_, std::strerror(errno))};
+  }
   return {};
 }
 

@@ -44,6 +44,10 @@ TEST(EventFile, ANewPartVoidsWhatTheOldOneLoggedLater) {
   EXPECT_THAT(ReadBytes(dir / "events.out.tfevents.0000000007.k3"), HasSubstr(start));
   EXPECT_THAT(ReadBytes(dir / "events.out.tfevents.0000000000.k3"),
               ::testing::Not(HasSubstr(start)));
+  // Back behind the second part: its file would be read after the third one and void it.
+  ASSERT_TRUE(EventFile::Create(dir / ".", 5).ok());
+  EXPECT_FALSE(std::filesystem::exists(dir / "events.out.tfevents.0000000007.k3"));
+  EXPECT_TRUE(std::filesystem::exists(dir / "events.out.tfevents.0000000000.k3"));
   EXPECT_FALSE(EventFile::Create(dir / "none", 0).ok());
 }
 

@@ -1,7 +1,9 @@
 #include "k3/train/run_log.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -144,7 +146,8 @@ Result<std::unique_ptr<RunLog>> RunLog::Open(const std::string& out, std::int64_
 
 Status RunLog::Written() const {
   if (files_->good()) return {};
-  return Error{Code::kIo, fmt::format("{}: cannot write the log", files_->out)};
+  return Error{Code::kIo,
+               fmt::format("{}: cannot write the log: {}", files_->out, std::strerror(errno))};
 }
 
 Status RunLog::Add(const StepReport& r) {

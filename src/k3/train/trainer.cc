@@ -333,8 +333,13 @@ Status Trainer::Impl::Evaluate(StepReport& report) {
   }
   if (sum.counted == 0) return {};
   report.eval_loss = sum.nats / static_cast<double>(sum.counted);
-  report.eval_bits_per_byte = report.eval_loss / std::log(2.0) *
-                              static_cast<double>(valid->tokens().size()) /
+  // A BOS that begins a sequence is given, not predicted.
+  auto tokens = static_cast<std::int64_t>(valid->tokens().size());
+  for (std::int64_t d = 0; d < valid->documents() && !config.across_documents; ++d) {
+    const auto start = valid->starts()[static_cast<std::size_t>(d)];
+    if (valid->tokens()[start] == params->config().bos) --tokens;
+  }
+  report.eval_bits_per_byte = report.eval_loss / std::log(2.0) * static_cast<double>(tokens) /
                               static_cast<double>(std::max<std::int64_t>(1, valid->text_bytes()));
   return {};
 }

@@ -163,6 +163,30 @@ TEST(Trainer, EvaluatesAndTheLossFalls) {
   EXPECT_GE(violation, 0);
 }
 
+TEST(Trainer, BitsAByteDoNotChargeForTheBosInFront) {
+  TempDir dir;
+  WriteTrainData(dir / "data");
+  TrainConfig c = SmallRun(dir, "out");
+  c.steps = 1, c.eval_every = 1, c.schedule = {ScheduleKind::kConstant, 0, 1, 0, 0};
+  const auto config = ParseModelConfig(ReadBytes(c.model_config), "config.json");
+  ASSERT_TRUE(config.ok() && config->bos.has_value());
+  TokenFileBuilder b;
+  for (int i = 0; i < 10; ++i) b.AddDocument(std::vector<TokenId>{*config->bos, 5, 6}, 0, 20);
+  ASSERT_TRUE(b.Write(c.data + "/valid.tokens", 512).ok());
+  for (const bool across : {false, true}) {  // across documents a BOS is predicted as any token
+    c.across_documents = across, c.out = dir / (across ? "across" : "cut");
+    auto t = Trainer::Open(c);
+    ASSERT_TRUE(t.ok()) << t.message();
+    double tokens = 0;
+    ASSERT_TRUE((*t)->Run({0, nullptr,
+                           [&](const StepReport& r) {
+                             tokens = r.eval_bits_per_byte * std::log(2.0) / r.eval_loss * 200;
+                           }})
+                    .ok());
+    EXPECT_NEAR(tokens, across ? 40 : 30, 1e-9);
+  }
+}
+
 TEST(Trainer, RefusesBadData) {
   TempDir dir;
   WriteTrainData(dir / "data");
