@@ -2,6 +2,7 @@
 // and the next connection works.
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,9 +45,31 @@ class Echo final : public k3::serve::HttpHandler {
   }
 };
 
+[[noreturn]] void Fail(const char* what) {
+  std::perror(what);
+  __builtin_trap();
+}
+
+/// The fuzzer's alarm clock may interrupt a connect, which goes on all the same.
+void Connect(int fd, const sockaddr_in& address) {
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return;
+  if (errno != EINTR) Fail("connect");
+  pollfd wait{fd, POLLOUT, 0};
+  int ready = -1;
+  while ((ready = poll(&wait, 1, 5000)) < 0 && errno == EINTR) {
+  }
+  if (ready <= 0) Fail("poll");
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) {
+    errno = error;
+    Fail("connect after an alarm");
+  }
+}
+
 std::string Exchange(std::uint16_t port, std::string_view bytes) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  if (fd < 0) __builtin_trap();
+  if (fd < 0) Fail("socket");
   const timeval limit{5, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   // No lingering: many short connections would use up the ports.
@@ -55,17 +79,18 @@ std::string Exchange(std::uint16_t port, std::string_view bytes) {
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) __builtin_trap();
+  Connect(fd, address);
   (void)!send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   shutdown(fd, SHUT_WR);
   std::string text;
   char buffer[4096];
   ssize_t n = 0;
-  while ((n = recv(fd, buffer, sizeof buffer, 0)) > 0)
-    text.append(buffer, static_cast<std::size_t>(n));
+  while ((n = recv(fd, buffer, sizeof buffer, 0)) > 0 || (n < 0 && errno == EINTR)) {
+    if (n > 0) text.append(buffer, static_cast<std::size_t>(n));
+  }
   const bool timed_out = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
   close(fd);
-  if (timed_out) __builtin_trap();  // the server neither answered to the end nor closed
+  if (timed_out) Fail("neither answered to the end nor closed");
   return text;
 }
 

@@ -91,6 +91,10 @@ std::vector<std::int64_t> SnapshotPlan(std::int64_t prompt, std::span<const std:
     AddSnapshot(plan, p, math);
     if (p + p / 2 < prompt) AddSnapshot(plan, p + p / 2, math);
   }
+  // The rest then takes a pass of its own, which a short prompt would feel.
+  if (math == MathMode::kFast && prompt >= 512 && prompt % kFastGrid != 0) {
+    AddSnapshot(plan, prompt, math);
+  }
   return plan;
 }
 

@@ -53,7 +53,9 @@ std::int64_t PieceEnd(std::int64_t position, std::int64_t share, std::int64_t en
 /// Positions, ascending and without the end, at which the state of a prompt is worth keeping: the
 /// wanted ones, and 256, 384, 512, 768, 1024, ... so that a text that parts from this one anywhere
 /// beyond 256 tokens reads at most a third of what they share again. In fast mode all are moved
-/// down to the grid.
+/// down to the grid, and the grid's last point in a prompt of at least 512 tokens is added: the
+/// state at the end continues nothing, and a second turn would read up to a third of the text
+/// again.
 std::vector<std::int64_t> SnapshotPlan(std::int64_t prompt, std::span<const std::int64_t> wanted,
                                        MathMode math);
 /// Adds one more to such a plan.

@@ -71,9 +71,11 @@ TEST(SnapshotPlan, WantedPlacesAndAGeometricGrid) {
   EXPECT_EQ(SnapshotPlan(100, {}, MathMode::kExact), Positions{});
   const Positions wanted{300, 300, -5, 0, 1000, 2000, 20};
   EXPECT_EQ(SnapshotPlan(1000, wanted, MathMode::kExact), (Positions{20, 256, 300, 384, 512, 768}));
-  EXPECT_EQ(SnapshotPlan(1000, wanted, MathMode::kFast), (Positions{256, 384, 512, 768}));
+  EXPECT_EQ(SnapshotPlan(1000, wanted, MathMode::kFast), (Positions{256, 384, 512, 768, 960}));
   EXPECT_EQ(SnapshotPlan(1000, Positions{700, 127}, MathMode::kFast),
-            (Positions{64, 256, 384, 512, 640, 768}));
+            (Positions{64, 256, 384, 512, 640, 768, 960}));
+  EXPECT_EQ(SnapshotPlan(511, {}, MathMode::kFast), (Positions{256, 384}));
+  EXPECT_EQ(SnapshotPlan(640, {}, MathMode::kFast), (Positions{256, 384, 512}));
   EXPECT_LT(SnapshotPlan(INT64_MAX, {}, MathMode::kExact).size(), 80u);
 }
 

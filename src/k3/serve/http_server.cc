@@ -31,6 +31,7 @@ struct HttpServer::Impl {
   Status Listen();
   void Accept();
   void OnAccept(boost::system::error_code ec, tcp::socket socket);
+  void Welcome(tcp::socket socket);
   void RunThread();
   void ForEach(void (Session::*act)());
 
@@ -79,23 +80,27 @@ void HttpServer::Impl::OnAccept(boost::system::error_code ec, tcp::socket socket
     });
     return;
   }
+  try {
+    Welcome(std::move(socket));
+  } catch (const std::exception& e) {  // without memory for this one, the next are still accepted
+    spdlog::error("a connection was dropped: {}", e.what());
+  }
+  Accept();
+}
+
+void HttpServer::Impl::Welcome(tcp::socket socket) {
   boost::system::error_code ignored;
   socket.set_option(tcp::no_delay(true), ignored);
   const std::size_t limit = shared->options.limits.connections;
   const std::size_t open = shared->connections;
-  if (open < limit + 64) {  // beyond that it is closed without a word
-    const auto session = std::make_shared<Session>(std::move(socket), shared);
-    {
-      const std::lock_guard lock(shared->mutex);
-      shared->sessions.emplace(session.get(), session);
-    }
-    if (open < limit) {
-      session->Start();
-    } else {
-      session->StartRefused(shared->handler.Refusal(503, "too many connections, try again later"));
-    }
+  if (open >= limit + 64) return;  // closed without a word
+  const auto session = std::make_shared<Session>(std::move(socket), shared);
+  {
+    const std::lock_guard lock(shared->mutex);
+    shared->sessions.emplace(session.get(), session);
   }
-  Accept();
+  if (open < limit) return session->Start();
+  session->StartRefused(shared->handler.Refusal(503, "too many connections, try again later"));
 }
 
 void HttpServer::Impl::RunThread() {

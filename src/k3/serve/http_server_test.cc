@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -62,6 +63,7 @@ class TestHandler final : public HttpHandler {
     out->Send(std::move(r));
   }
   HttpReply Refusal(int status, std::string_view message) override {
+    if (no_memory.exchange(false)) throw std::bad_alloc();
     HttpReply r;
     r.status = status;
     r.body = message;
@@ -80,6 +82,7 @@ class TestHandler final : public HttpHandler {
   std::condition_variable changed;
   std::shared_ptr<Responder> waiting;
   int gone = 0;
+  std::atomic<bool> no_memory = false;  // for the next refusal
 };
 
 class Client {
@@ -315,6 +318,17 @@ TEST_F(HttpServerTest, ConnectionLimit) {
   a.Close();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_THAT(Ask("GET /c HTTP/1.1\r\n\r\n", "GET /c"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(HttpServerTest, ConnectionThatCannotBeTakenIsTheOnlyOneLost) {
+  options.limits.connections = 1;
+  Start();
+  Client first(server->port());
+  first.Send("GET /a HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(first.Read("GET /a"), StartsWith("HTTP/1.1 200"));
+  handler.no_memory = true;
+  EXPECT_EQ(Ask(""), "<closed>");
+  EXPECT_THAT(Ask(""), StartsWith("HTTP/1.1 503"));
 }
 
 TEST_F(HttpServerTest, DrainingFinishesWhatRunsAndClosesTheRest) {
