@@ -76,13 +76,8 @@ void PrepareKeys(const KdaHead& h, std::int64_t t0, std::int64_t d, ChunkOperand
   Store(s.f0 + d, f0);
   Store(s.all + d, Mul(f0, f1));
   const std::int64_t step = d / 32, at = 2 * (d % 32);
-  auto fetch = [&](const float* p, std::int64_t ld, std::int64_t r) {  // of the next chunk
-    _mm_prefetch(p + (t0 + kC + r) * ld + d, _MM_HINT_T0);
-  };
   Vec kr[kC];
   for (std::int64_t r = 0; r < kC; ++r) {
-    fetch(h.k, h.ld_k, r);
-    fetch(h.g, h.ld_g, r);
     const Vec e = {ShortExp(Sub(sum[r], middle).v)}, k = Load(h.k + (t0 + r) * h.ld_k + d);
     const Vec inverse = {_mm512_mul_ps(k.v, _mm512_rcp14_ps(e.v))};
     auto put = [&](std::uint8_t* tile, Vec v) {
