@@ -108,19 +108,26 @@ BENCHMARK(BM_gemm_mxfp4)->ArgNames({"rows", "fast"})->ArgsProduct({{1, 4, 16, 32
 void BM_kda(benchmark::State& state) {
   const std::int64_t T = state.range(0), form = state.range(1), H = 16, D = 128;
   Exec exec(1, form == 3 ? MathMode::kFast : MathMode::kExact);
-  auto q = Values(T * H * D), k = Values(T * H * D);
-  const auto v = Values(T * H * D), g = Values(T * H * D, -5, 0), beta = Values(T * H, 0, 1);
-  const Mat qm(q.data(), {T, H * D}), km(k.data(), {T, H * D});
+  Workspace memory;  // in large pages, as the engine's activations and states are
+  memory.Reserve(4 * H * D * (5 * T + D) + 4 * T * H + 4096);
+  auto in_memory = [&](const std::vector<float>& values) {
+    auto* p = memory.Alloc<float>(static_cast<std::int64_t>(values.size()));
+    std::copy(values.begin(), values.end(), p);
+    return p;
+  };
+  const Mat qm(in_memory(Values(T * H * D)), {T, H * D}),
+      km(in_memory(Values(T * H * D)), {T, H * D}), o(memory.Alloc<float>(T * H * D), {T, H * D});
+  const CMat v(in_memory(Values(T * H * D)), {T, H * D}),
+      g(in_memory(Values(T * H * D, -5, 0)), {T, H * D}),
+      beta(in_memory(Values(T * H, 0, 1)), {T, H});
   exec.ops->L2Norm({qm, D, 1e-6f, qm});
   exec.ops->L2Norm({km, D, 1e-6f, km});
-  std::vector<float> s(static_cast<std::size_t>(H * D * D)), o(v.size());
   const SequenceRange all{0, T};
-  float* states[] = {s.data()};
+  float* states[] = {in_memory(std::vector<float>(static_cast<std::size_t>(H * D * D)))};
   KdaArgs a;
-  a.q = qm, a.k = km, a.v = CMat(v.data(), {T, H * D}), a.g = CMat(g.data(), {T, H * D});
-  a.beta = CMat(beta.data(), {T, H});
+  a.q = qm, a.k = km, a.v = v, a.g = g, a.beta = beta;
   a.n_heads = H, a.scale = 0.0883883f;
-  a.sequences = {&all, 1}, a.states = states, a.o = Mat(o.data(), {T, H * D});
+  a.sequences = {&all, 1}, a.states = states, a.o = o;
   a.chunk = 16;
   if (form != 2) a.lower_bound = -5.f;
   for (auto _ : state) {
@@ -129,7 +136,7 @@ void BM_kda(benchmark::State& state) {
     } else {
       exec.ops->KdaChunk(a);
     }
-    benchmark::DoNotOptimize(o.data());
+    benchmark::DoNotOptimize(o.data);
   }
   state.counters["us/head-token"] = benchmark::Counter(
       1e-6 * static_cast<double>(T * H),
