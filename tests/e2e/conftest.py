@@ -41,18 +41,19 @@ def k3_bin():
 
 @pytest.fixture
 def k3(k3_bin):
-    """k3(*args, stdin=None, env=None, timeout=..., code=0): runs the program and returns Finished.
+    """k3(*args, stdin=None, env=None, timeout=..., code=0, before=None): runs the program and returns
+    Finished. `before` is called in the new process.
 
     Fails the test when the exit status is not `code` (None accepts any). A run killed by a signal
     fails always: no input may crash the program.
     """
 
-    def run(*args, stdin=None, env=None, timeout=TIMEOUT_S, code=0, cwd=None):
+    def run(*args, stdin=None, env=None, timeout=TIMEOUT_S, code=0, cwd=None, before=None):
         command = [k3_bin, *map(str, args)]
         data = stdin.encode() if isinstance(stdin, str) else stdin
         done = subprocess.run(command, input=data if data is not None else b"", capture_output=True,
                               timeout=timeout, env={**os.environ, **(env or {})}, cwd=cwd,
-                              check=False)
+                              check=False, preexec_fn=before)
         result = Finished(command, done)
         assert result.exit_code >= 0, f"killed by signal {-result.exit_code}: {result!r}"
         assert code is None or result.exit_code == code, f"wanted exit {code}: {result!r}"
