@@ -84,6 +84,7 @@ class EngineCore {
   void Step() { Schedule(), Pass(); }
   /// Ends everything.
   void EndAll(EngineFinish finish, const Status& status);
+  PrefixCache& cache() { return *cache_; }
   void SpillCache() { cache_->SpillAll(); }
 
   bool idle() const { return waiting_.empty() && active_.empty(); }

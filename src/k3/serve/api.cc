@@ -77,6 +77,7 @@ const std::vector<Api::Route>& Api::Routes() {
       {"/tokenize", "POST", &Api::Tokenize, true},
       {"/detokenize", "POST", &Api::Detokenize, true},
       {"/apply-template", "POST", &Api::ApplyTemplate, true},
+      {"/slots/", "POST", &Api::Slots, true},  // and what follows
       {"/", "GET", &Api::WebPage, false},
       {"/ui/", "GET", &Api::WebPage, false},  // and what follows
       {"/health", "GET", &Api::Health, false},

@@ -70,6 +70,7 @@ class Api final : public HttpHandler {
   ApiStatus Tokenize(Call& call);
   ApiStatus Detokenize(Call& call);
   ApiStatus ApplyTemplate(Call& call);
+  ApiStatus Slots(Call& call);
   ApiStatus CheckModel(const nlohmann::json& body, const ServedModel& model) const;
   using MakeWriter = std::unique_ptr<ReplyWriter> (*)(const ServedModel&, ReplyFormat, bool,
                                                       std::shared_ptr<Responder>);
