@@ -35,6 +35,9 @@ class Counted final : public Responder {
     out_->Begin(std::move(head));
   }
   bool Write(std::string data) override { return out_->Write(std::move(data)); }
+  bool WriteLater(std::size_t about, std::function<std::string()> make) override {
+    return out_->WriteLater(about, std::move(make));
+  }
   void End() override {
     if (!done_.exchange(true)) finish_(status_);
     out_->End();
