@@ -40,13 +40,15 @@ def test_warm_after_a_restart_is_like_cold(k3_bin, base, tmp_path, math):
             assert reply.status == 200, reply
             assert reply.json()["n_read"] == (tmp_path / name).stat().st_size
             assert name != "ships.bin" or reply.json()["n_restored"] == saved["n_saved"]
-        warm = s.post("/v1/completions", longer).json()
+        warm = s.post("/v1/completions", {**longer, "id_slot": 5}).json()
         assert warm["choices"] == cold["choices"]
         assert warm["usage"]["cached_tokens"] >= saved["n_saved"] - (64 if math == "fast" else 0)
         warm_chat = s.chat(other_question).json()
         assert [c["message"] for c in warm_chat["choices"]] == [
             c["message"] for c in cold_chat["choices"]]
         assert warm_chat["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+        by_slot = s.post("/slots/5?action=save", {"filename": "chat.bin"}).json()
+        assert by_slot["id_slot"] == 5 and by_slot["n_saved"] == warm["usage"]["prompt_tokens"]
         assert slot(s, "erase", {"filename": "chat.bin"}).status == 200
         assert slot(s, "restore", {"filename": "chat.bin"}).status == 404
     assert [p.name for p in tmp_path.iterdir()] == ["ships.bin"]

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -20,6 +21,8 @@
 
 namespace k3::serve {
 namespace {
+
+constexpr std::int64_t kSlots = 64;
 
 /// One request about a file, wherever its answer comes from.
 struct StateCall {
@@ -80,35 +83,6 @@ std::string_view ActionOf(std::string_view query) {
     if (pair.starts_with(kKey)) return pair.substr(kKey.size());
     query.remove_prefix(std::min(query.size(), pair.size() + 1));
   }
-  return {};
-}
-
-/// The text as it would be asked for: a body of /v1/completions or /v1/chat/completions.
-ApiStatus ReadSavedText(const nlohmann::json& body, const ServedModel& model, Generation& g) {
-  const JsonReader r(body, "request");
-  if (r.Has("messages")) {
-    K3_API_TRY(ReadChat(body, model, g));
-  } else if (r.Has("prompt")) {
-    K3_API_TRY(ReadCompletion(body, model, g));
-  } else {
-    return BadField("prompt",
-                    "is missing: texts have no fixed slots here, so prompt or messages say which "
-                    "text to save");
-  }
-  if (g.prompts.size() != 1) return BadField("prompt", "found several, expected one text");
-  // Only the reading counts. One token is drawn, and its scores are kept with the state.
-  Generation read;
-  read.snapshot_at = g.snapshot_at;
-  const auto length = static_cast<std::int64_t>(g.prompts.front().size());
-  if (length >= model.context) return TooLong(length, false, model, g.prompt_field);
-  // In fast mode the last point that a longer text can go on from; in exact mode that is the end.
-  if (model.states->model().math() == MathMode::kFast) read.snapshot_at.push_back(length - 1);
-  read.prompts = std::move(g.prompts);
-  read.prompt_field = g.prompt_field;
-  read.max_tokens = 1;
-  read.priority = g.priority;
-  read.timeout_s = g.timeout_s;
-  g = std::move(read);
   return {};
 }
 
@@ -194,6 +168,50 @@ void EraseFile(const std::shared_ptr<const StateCall>& call) {
 
 }  // namespace
 
+void Api::RememberSlot(const Generation& g) {
+  if (g.slot < 0 || g.slot >= kSlots) return;
+  SlotText text{g.prompts.front(), g.snapshot_at};
+  const std::lock_guard lock(mutex_);
+  slots_.insert_or_assign(g.slot, std::move(text));
+}
+
+/// The text as it would be asked for, a body of /v1/completions or /v1/chat/completions, or else
+/// the last prompt that named the slot. Only the reading of it is left in `out`: one token is
+/// drawn, and its scores are kept with the state.
+ApiStatus Api::ReadSavedText(const nlohmann::json& body, std::int64_t slot,
+                             const ServedModel& model, Generation& out) const {
+  const JsonReader r(body, "request");
+  Generation g;
+  if (r.Has("messages")) {
+    K3_API_TRY(ReadChat(body, model, g));
+  } else if (r.Has("prompt")) {
+    K3_API_TRY(ReadCompletion(body, model, g));
+  } else {
+    const std::lock_guard lock(mutex_);
+    const auto found = slots_.find(slot);
+    if (found == slots_.end()) {
+      return BadField("prompt", fmt::format("is missing, and no request had \"id_slot\": {} (of 0 "
+                                            "to {}): which text is to be saved?",
+                                            slot, kSlots - 1));
+    }
+    g.prompts = {found->second.prompt};
+    g.snapshot_at = found->second.snapshot_at;
+    g.prompt_field = "prompt";
+  }
+  if (g.prompts.size() != 1) return BadField("prompt", "found several, expected one text");
+  const auto length = static_cast<std::int64_t>(g.prompts.front().size());
+  if (length >= model.context) return TooLong(length, false, model, g.prompt_field);
+  // In fast mode the last point that a longer text can go on from; in exact mode that is the end.
+  if (model.states->model().math() == MathMode::kFast) g.snapshot_at.push_back(length - 1);
+  out.prompts = std::move(g.prompts);
+  out.snapshot_at = std::move(g.snapshot_at);
+  out.prompt_field = g.prompt_field;
+  out.priority = g.priority;
+  out.timeout_s = g.timeout_s;
+  out.max_tokens = 1;
+  return {};
+}
+
 ApiStatus Api::Slots(Call& call) {
   if (call.model->states == nullptr) {
     ApiError e;
@@ -215,7 +233,7 @@ ApiStatus Api::Slots(Call& call) {
   if (action == "save") {
     K3_API_TRY(call.model->states->CheckTarget(state->name));
     Generation g;
-    K3_API_TRY(ReadSavedText(body, *call.model, g));
+    K3_API_TRY(ReadSavedText(body, state->slot, *call.model, g));
     auto writer = std::make_unique<SaveWriter>(state, g.prompts.front());
     ++*jobs_;
     StartJob(call.model, std::move(g), std::move(writer), call.out, "call_",
