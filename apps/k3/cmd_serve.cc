@@ -20,6 +20,7 @@
 #include "k3/serve/drift.h"
 #include "k3/serve/http_server.h"
 #include "k3/serve/served_model.h"
+#include "k3/serve/state_files.h"
 #include "k3/serve/telemetry.h"
 #include "options.h"
 #include "output.h"
@@ -49,10 +50,10 @@ struct ServeOptions {
   serve::HttpOptions http;
   serve::ApiOptions api;
   std::int64_t port = 8080, connections = 512, body_bytes = 16 << 20;
-  std::int64_t state_memory = 0, cache_memory = -1, spill_memory = kGiB;
+  std::int64_t state_memory = 0, cache_memory = -1, spill_memory = kGiB, state_dir_limit = kGiB;
   std::int64_t drain_s = 30, sample_every = 16;
   bool no_cache = false, no_speculation = false;
-  std::string key, key_file, name, draft, log_level = "warn", drift_reference;
+  std::string key, key_file, name, draft, log_level = "warn", drift_reference, state_dir;
 };
 
 void SetUpLog(const std::string& level) {
@@ -143,6 +144,13 @@ Status Serve(const ServeOptions& o, Engine& loaded, Engine* draft, serve::Api& a
                       .count();
   const auto adapter = serve::AsTextEngine(*engine);
   model.engine = adapter.get();
+  std::unique_ptr<serve::StateFiles> states;  // ends before the engine does
+  if (!o.state_dir.empty()) {
+    serve::StateFiles::Limits limits;
+    limits.bytes = o.state_dir_limit;
+    K3_ASSIGN(states, serve::StateFiles::Open(o.state_dir, limits, observed));
+    model.states = states.get();
+  }
   model.telemetry = &telemetry;
   model.drift = &drift;
   api.metrics().SetModel(
@@ -179,6 +187,11 @@ int Run(const ServeOptions& given) {
   o.batch.prefix_cache = !o.no_cache;
   o.batch.speculate = !o.no_speculation;
   o.batch.spill_bytes = o.spill_memory;
+  if (o.no_cache && !o.state_dir.empty()) {
+    return Fail(Error{Code::kInvalidArgument,
+                      "--state-dir: states are restored into the prefix cache, which "
+                      "--no-prefix-cache turns off"});
+  }
   if (const Status s = ReadKeys(o, o.api.keys); !s.ok()) return Fail(s.error());
   if (o.api.keys.empty() && !IsLoopback(o.http.host)) {
     Warn(fmt::format("{} is open to others and no API key is set", o.http.host));
@@ -221,9 +234,17 @@ void AddLimits(CLI::App& app, ServeOptions& o) {
   CLI::Option* spill = app.add_option("--spill-dir", o.batch.spill_dir,
                                       "Keep evicted snapshots in this folder, which has to exist")
                            ->type_name("DIR");
+  CLI::Option* states =
+      app.add_option("--state-dir", o.state_dir,
+                     "Let POST /slots/ID?action=save and restore use files in this folder, which\n"
+                     "has to exist (docs/serve.md)")
+          ->type_name("DIR");
+  AddBytes(app, "--state-dir-limit", o.state_dir_limit, "Most bytes there (default 1 GiB)")
+      ->needs(states);
   app.add_flag("--no-prefix-cache", o.no_cache, "Read every prompt from its start")
       ->excludes(cache)
-      ->excludes(spill);
+      ->excludes(spill)
+      ->excludes(states);
   AddBytes(app, "--spill-memory", o.spill_memory, "Most bytes there (default 1 GiB)")->needs(spill);
   CLI::Option* draft =
       app.add_option("--draft-model", o.draft, "Smaller model of the same vocabulary to guess with")

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -43,6 +44,7 @@ class HashModel final : public TokenModel {
   MathMode math() const override { return mode; }
   ModelState NewState() const override { return ModelState(config); }
 
+  ThreadPool* pool() override { return threads; }
   Status Forward(std::span<const SequenceInput> batch, std::vector<float>& logits) override {
     logits.clear();
     batches.push_back(static_cast<std::int64_t>(batch.size()));
@@ -61,6 +63,9 @@ class HashModel final : public TokenModel {
         AddRow(*in.state, in.tokens[i], logits);
       }
     }
+    if (bad_row >= 0 && static_cast<std::int64_t>(logits.size()) > bad_row * kVocab) {
+      logits[static_cast<std::size_t>(std::exchange(bad_row, -1) * kVocab)] = NAN;
+    }
     tokens_read += tokens;
     rows.push_back(tokens);
     if (on_forward) on_forward();
@@ -70,6 +75,8 @@ class HashModel final : public TokenModel {
 
   ModelConfig config;
   std::uint64_t print = 1;
+  ThreadPool* threads = nullptr;
+  std::int64_t bad_row = -1;  // of the next pass that has so many: its scores are not finite
   MathMode mode = MathMode::kExact;
   bool tolerant = false;  // of the poison
   double repeats = 0.9;   // how often the next token is the obvious one
@@ -192,6 +199,8 @@ struct Plan {
   std::int64_t max_tokens = 32;
   std::vector<TokenId> eos;
   std::int64_t constrained = 0;  // length of a ModuloConstraint; 0: none
+  std::int64_t top_logprobs = -1;
+  bool prompt_logprobs = false;
   bool prefix_cache = true, speculate = true;
   int priority = 0;
   std::vector<std::int64_t> snapshot_at;
@@ -202,6 +211,8 @@ struct Plan {
     r.sampling = sampling;
     r.max_tokens = max_tokens;
     r.eos = eos;
+    r.top_logprobs = top_logprobs;
+    r.prompt_logprobs = prompt_logprobs;
     r.prefix_cache = prefix_cache;
     r.speculate = speculate;
     r.priority = priority;

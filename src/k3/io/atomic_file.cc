@@ -70,12 +70,12 @@ Error AtomicFile::Fail(const char* doing) const {
   return {Code::kIo, fmt::format("{}: cannot {}: {}", path_, doing, std::strerror(errno))};
 }
 
-Result<AtomicFile> AtomicFile::Create(const std::string& wanted) {
+Result<AtomicFile> AtomicFile::Create(const std::string& wanted, unsigned mode) {
   K3_ASSIGN(const std::string path, Target(wanted));
   static std::atomic<unsigned> counter{0};
   for (int attempt = 0; attempt < 100; ++attempt) {
     std::string temporary = fmt::format("{}.tmp-{}-{}", path, ::getpid(), counter++);
-    const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
     if (fd >= 0) return AtomicFile(path, std::move(temporary), fd);
     if (errno != EEXIST) break;
   }

@@ -14,7 +14,8 @@ namespace k3 {
 class AtomicFile {
  public:
   /// Follows a symbolic link. Refuses a folder, a device, a pipe: a rename would replace them.
-  static Result<AtomicFile> Create(const std::string& path);
+  /// `mode` as of open(2): who may read it, less the umask.
+  static Result<AtomicFile> Create(const std::string& path, unsigned mode = 0666);
   /// The error Create would give now; for checks before long work.
   static Status Check(const std::string& path) { return Create(path).status(); }
 

@@ -196,8 +196,8 @@ Result<std::string> ReadTextFile(const std::string& path, std::size_t limit) {
   }
 }
 
-Status WriteFileAtomically(const std::string& path, std::string_view contents) {
-  K3_ASSIGN(AtomicFile file, AtomicFile::Create(path));
+Status WriteFileAtomically(const std::string& path, std::string_view contents, unsigned mode) {
+  K3_ASSIGN(AtomicFile file, AtomicFile::Create(path, mode));
   K3_TRY(file.Write(contents.data(), contents.size()));
   return file.Commit();
 }

@@ -49,6 +49,7 @@ Result<std::string> ReadTextFile(const std::string& path, std::size_t limit = st
 
 /// Writes to a temporary name beside `path`, syncs, renames. Nothing appears under `path` on
 /// failure.
-Status WriteFileAtomically(const std::string& path, std::string_view contents);
+Status WriteFileAtomically(const std::string& path, std::string_view contents,
+                           unsigned mode = 0666);
 
 }  // namespace k3

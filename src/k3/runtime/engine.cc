@@ -49,6 +49,7 @@ struct Engine::Impl {
   std::condition_variable wake, ended_cv;
   std::vector<std::unique_ptr<Sequence>> inbox;
   std::vector<RequestId> cancels;
+  std::vector<std::function<void(PrefixCache*)>> cache_users;
   RequestId next_id = 1;
   std::int64_t queued = 0;  // in the core, not started
   std::int64_t max_waiting = 0;
@@ -63,15 +64,18 @@ struct Engine::Impl {
 /// Waits for something to do and hands it to the core; false: nothing will come any more.
 bool Engine::Impl::TakeOrders(std::unique_lock<std::mutex>& lock) {
   wake.wait(lock, [&] {
-    return stop || draining || !inbox.empty() || !cancels.empty() || !core->idle();
+    return stop || draining || !inbox.empty() || !cancels.empty() || !cache_users.empty() ||
+           !core->idle();
   });
   for (auto& s : inbox) core->Add(std::move(s));
   queued += static_cast<std::int64_t>(inbox.size());
   inbox.clear();
   const std::vector<RequestId> ids = std::exchange(cancels, {});
+  const auto users = std::exchange(cache_users, {});
   const bool go_on = !stop && !(draining && core->idle());
   lock.unlock();  // sinks are called from here on
   for (const RequestId id : ids) core->Cancel(id);
+  for (const auto& use : users) use(&core->cache());
   return go_on;
 }
 
@@ -98,7 +102,13 @@ void Engine::Impl::Run() {
   core->EndAll(EngineFinish::kShutdown, {});
   core->SpillCache();
   Publish();
-  const std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
+  while (!cache_users.empty()) {
+    const auto users = std::exchange(cache_users, {});
+    lock.unlock();
+    for (const auto& use : users) use(nullptr);
+    lock.lock();
+  }
   ended = true;
   ended_cv.notify_all();
 }
@@ -173,6 +183,18 @@ void Engine::Cancel(RequestId id) {
   if (impl_->ended) return;
   impl_->cancels.push_back(id);
   impl_->wake.notify_one();
+}
+
+void Engine::UseCache(std::function<void(PrefixCache*)> use) {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    if (!impl_->ended) {
+      impl_->cache_users.push_back(std::move(use));
+      impl_->wake.notify_one();
+      return;
+    }
+  }
+  use(nullptr);
 }
 
 void Engine::Drain(std::chrono::milliseconds timeout) {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,6 +18,7 @@
 
 namespace k3 {
 
+class PrefixCache;      // k3/runtime/prefix_cache.h
 class TokenConstraint;  // k3/grammar/token_constraint.h
 
 using RequestId = std::uint64_t;
@@ -102,8 +104,8 @@ struct EngineOptions {
 /// where the arithmetic allows (token_model.h), and drafts are short enough to keep the one-token
 /// form.
 ///
-/// All methods may be called from any thread but the engine's own, Submit, Cancel and stats from
-/// that one too (in a sink).
+/// All methods may be called from any thread but the engine's own, Submit, Cancel, UseCache and
+/// stats from that one too (in a sink).
 class Engine {
  public:
   /// `model` outlives the engine and is used by nobody else; so does `draft`, a smaller model that
@@ -127,6 +129,11 @@ class Engine {
 
   /// Unknown and finished ids are ignored. OnFinish(kCancelled) follows within one step.
   void Cancel(RequestId id);
+
+  /// Calls `use` once on the engine's thread, between two steps, with the prefix cache; with
+  /// nullptr when the engine ends before. Must not block. Not with EngineOptions::prefix_cache off,
+  /// for then what it inserts is never looked for.
+  void UseCache(std::function<void(PrefixCache*)> use);
 
   /// Accepts nothing new and waits until all requests are done; what is left after `timeout` ends
   /// with kShutdown. Returns when the engine's thread has ended; may be called again.

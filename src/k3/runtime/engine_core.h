@@ -50,8 +50,9 @@ struct Sequence {
   DraftReading reading;  // by the draft model
   DraftPolicy model_policy;
   std::vector<TokenId> draft;
-  bool by_model = false;               // who made the draft
-  std::optional<EngineFinish> ending;  // decided in this step
+  bool by_model = false;                      // who made the draft
+  std::optional<Result<SampleResult>> ahead;  // the next draw, made already
+  std::optional<EngineFinish> ending;         // decided in this step
 
   EngineClock::time_point submitted, began, first_token, last_token;
   EngineResult result;
@@ -84,6 +85,7 @@ class EngineCore {
   void Step() { Schedule(), Pass(); }
   /// Ends everything.
   void EndAll(EngineFinish finish, const Status& status);
+  PrefixCache& cache() { return *cache_; }
   void SpillCache() { cache_->SpillAll(); }
 
   bool idle() const { return waiting_.empty() && active_.empty(); }
@@ -139,12 +141,15 @@ class EngineCore {
   void TrimDraft(Sequence& s) const;
   Status Forward(std::vector<Item>& items);
   void Failed(std::vector<Item>& items, const Status& status);
+  void DrawAhead(std::vector<Item>& items);
   void AfterPrompt(Item& item);
   void AfterDecode(Item& item);
   void GivePromptLogprobs(Item& item);
   void Choose(Sequence& s, std::span<const float> logits, TokenId& token);
   void GiveToken(Sequence& s, const SampleResult& token);
   std::span<const float> Row(const Item& item, std::int64_t i) const;
+  std::optional<std::int64_t> FirstChoice(const Item& item) const;
+  void OnThreads(std::int64_t n, const std::function<void(std::int64_t)>& f);
 
   TokenModel& model_;
   const EngineOptions options_;

@@ -168,6 +168,65 @@ TEST_P(EngineIdentity, ColdWarmBatchedPreemptedDraftedAndSpilled) {
   EXPECT_GT(restored.stats.cache.spill_hits, 0u);
 }
 
+/// Everything that a request is told, on any number of threads.
+TEST(EngineThreads, DrawsAreTheSameOnAnyNumberOfThreads) {
+  Rng rng(11);
+  std::vector<Plan> plans;
+  for (int i = 0; i < 40; ++i) {
+    plans.push_back(test::RandomPlan(rng, HashModel::kVocab, 120));
+    plans.back().top_logprobs = i % 3 - 1;
+    plans.back().prompt_logprobs = i % 3 > 0;
+  }
+  Outcome want;
+  for (const int threads : {0, 1, 4}) {
+    ThreadPool pool(std::max(1, threads));
+    HashModel model;
+    model.threads = threads > 0 ? &pool : nullptr;
+    auto core = MakeCore(model, Options());
+    const Outcome got = RunOn(*core, plans, model.vocab());
+    if (threads == 0) {
+      want = got;
+      continue;
+    }
+    const auto same = [](const std::vector<SampleResult>& a, const std::vector<SampleResult>& b) {
+      return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+        return x.token == y.token && x.logprob == y.logprob && x.top.size() == y.top.size() &&
+               std::equal(x.top.begin(), x.top.end(), y.top.begin(),
+                          [](auto& s, auto& t) { return s.id == t.id && s.logprob == t.logprob; });
+      });
+    };
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      EXPECT_EQ(got.sinks[i]->tokens, want.sinks[i]->tokens) << threads << " threads, " << i;
+      EXPECT_TRUE(same(got.sinks[i]->results, want.sinks[i]->results)) << i;
+      EXPECT_TRUE(same(got.sinks[i]->prompt_logprobs, want.sinks[i]->prompt_logprobs)) << i;
+      EXPECT_EQ(got.sinks[i]->result.finish, want.sinks[i]->result.finish) << i;
+    }
+  }
+}
+
+TEST(EngineThreads, OneBadRowEndsOnlyItsOwnRequest) {
+  ThreadPool pool(3);
+  HashModel model;
+  model.threads = &pool;
+  model.tolerant = true;  // the pass succeeds, a row is not finite
+  std::vector<Plan> plans;
+  for (std::uint64_t i = 0; i < 6; ++i) plans.push_back(test::Text(20, i));
+  auto clean = MakeCore(model, Options());
+  const Outcome want = RunOn(*clean, plans, model.vocab());
+  model.bad_row = 2;
+  auto core = MakeCore(model, Options());
+  const Outcome got = RunOn(*core, plans, model.vocab());
+  int failed = 0;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    if (got.sinks[i]->result.finish == EngineFinish::kError) {
+      ++failed;
+    } else {
+      EXPECT_EQ(got.sinks[i]->tokens, want.sinks[i]->tokens) << i;
+    }
+  }
+  EXPECT_EQ(failed, 1);
+}
+
 TEST_P(EngineIdentity, PairsOfFeatures) {
   // Every pair of {snapshots, drafts, preemption, penalties, constraint}, on and off, over a
   // conversation whose second request continues the first.

@@ -25,6 +25,7 @@ void EngineCore::Pass() {
   if (const Status status = Forward(items); !status.ok()) {
     Failed(items, status);
   } else {
+    DrawAhead(items);
     for (Item& item : items) {
       if (item.sequence->phase == EnginePhase::kDecode) {
         AfterDecode(item);
@@ -180,6 +181,42 @@ std::span<const float> EngineCore::Row(const Item& item, std::int64_t i) const {
   return std::span(logits_).subspan((item.first_row + static_cast<std::size_t>(i)) * vocab, vocab);
 }
 
+/// Index of the row that the item's next token is drawn from, if one is drawn after this pass.
+std::optional<std::int64_t> EngineCore::FirstChoice(const Item& item) const {
+  const Sequence& s = *item.sequence;
+  const auto n = static_cast<std::int64_t>(item.run.size());
+  if (item.rows == LogitRows::kNone) return std::nullopt;
+  if (s.phase == EnginePhase::kDecode) return item.drafted > 0 ? n - 1 - item.drafted : 0;
+  if (s.pending() > 0 || s.request.max_tokens == 0) return std::nullopt;
+  return item.rows == LogitRows::kAll ? n - 1 : 0;
+}
+
+/// Calls f(0) to f(n - 1), on the model's threads where it has some.
+void EngineCore::OnThreads(std::int64_t n, const std::function<void(std::int64_t)>& f) {
+  const auto range = [&f](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) f(i);
+  };
+  if (ThreadPool* pool = model_.pool(); pool != nullptr) return pool->ParallelFor(n, 1, range);
+  range(0, n);
+}
+
+/// Draws the token of every row that is ready, on all threads: each sequence has a random stream
+/// and counts of its own, so it does not matter who draws. What a constraint has to allow first
+/// waits for Choose, for clones share what was compiled.
+void EngineCore::DrawAhead(std::vector<Item>& items) {
+  std::vector<std::pair<Sequence*, std::span<const float>>> ready;
+  for (const Item& item : items) {
+    const auto row = FirstChoice(item);
+    if (!row.has_value() || item.sequence->request.constraint != nullptr) continue;
+    ready.emplace_back(item.sequence, Row(item, *row));
+  }
+  if (ready.size() < 2) return;
+  OnThreads(static_cast<std::int64_t>(ready.size()), [&ready](std::int64_t i) {
+    auto& [s, row] = ready[static_cast<std::size_t>(i)];
+    s->ahead = s->sampler.Sample(row, s->request.sampling, s->request.top_logprobs);
+  });
+}
+
 void EngineCore::AfterPrompt(Item& item) {
   Sequence& s = *item.sequence;
   const auto n = static_cast<std::int64_t>(item.run.size());
@@ -210,13 +247,19 @@ void EngineCore::GivePromptLogprobs(Item& item) {
   Sequence& s = *item.sequence;
   const auto n = static_cast<std::int64_t>(item.run.size());
   const std::int64_t from = s.state.position() - n;
+  const std::int64_t first = std::max<std::int64_t>(0, s.scored - from - 1);  // others were given
+  const std::int64_t end = std::min(n, s.prompt - from - 1);
+  std::vector<std::optional<Result<SampleResult>>> scored(
+      static_cast<std::size_t>(std::max<std::int64_t>(0, end - first)));
+  OnThreads(static_cast<std::int64_t>(scored.size()), [&](std::int64_t i) {
+    scored[static_cast<std::size_t>(i)] =
+        LogprobsOf(Row(item, first + i), s.tokens[static_cast<std::size_t>(from + first + i + 1)],
+                   std::max<std::int64_t>(0, s.request.top_logprobs));
+  });
   std::vector<SampleResult> given;
-  for (std::int64_t i = 0; i < n && from + i + 1 < s.prompt; ++i) {
-    if (from + i + 1 < s.scored) continue;  // given before a preemption
-    auto r = LogprobsOf(Row(item, i), s.tokens[static_cast<std::size_t>(from + i + 1)],
-                        std::max<std::int64_t>(0, s.request.top_logprobs));
-    if (!r.ok()) return Finish(s, EngineFinish::kError, r.status());
-    given.push_back(std::move(*r));
+  for (auto& r : scored) {
+    if (!r->ok()) return Finish(s, EngineFinish::kError, r->status());
+    given.push_back(std::move(**r));
   }
   s.scored += static_cast<std::int64_t>(given.size());
   if (!given.empty()) s.sink->OnPromptLogprobs(given);
@@ -227,8 +270,7 @@ void EngineCore::GivePromptLogprobs(Item& item) {
 /// the model's state does.
 void EngineCore::AfterDecode(Item& item) {
   Sequence& s = *item.sequence;
-  const auto n = static_cast<std::int64_t>(item.run.size());
-  const std::int64_t first = item.drafted > 0 ? n - 1 - item.drafted : 0;
+  const std::int64_t first = *FirstChoice(item);
   std::int64_t accepted = 0;
   s.alone = false;
   for (std::int64_t i = 0; i <= item.drafted; ++i) {
@@ -261,7 +303,9 @@ void EngineCore::Choose(Sequence& s, std::span<const float> logits, TokenId& tok
   TokenConstraint* constraint = s.request.constraint.get();
   std::optional<std::span<const std::uint64_t>> allowed;
   if (constraint != nullptr && constraint->Allowed(allowed_)) allowed = allowed_;
-  auto drawn = s.sampler.Sample(logits, s.request.sampling, s.request.top_logprobs, allowed);
+  auto drawn = s.ahead.has_value()
+                   ? *std::exchange(s.ahead, std::nullopt)
+                   : s.sampler.Sample(logits, s.request.sampling, s.request.top_logprobs, allowed);
   if (!drawn.ok()) {
     if (drawn.error().code == Code::kNumeric) ++stats_.numeric_errors;
     s.ending = EngineFinish::kError;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "k3/runtime/prefix_cache.h"
 #include "support/engine_fixtures.h"
 
 namespace k3 {
@@ -62,6 +63,45 @@ Plan Text(std::int64_t n, std::uint64_t seed, std::int64_t max_tokens = 16) {
   p.sampling.temperature = 0.7;
   p.sampling.seed = seed;
   return p;
+}
+
+TEST(Engine, ItsCacheCanBeUsedUntilItEnds) {
+  HashModel model, other;
+  const Plan plan = Text(40, 3);
+  const auto warm = [&](Engine& engine) {
+    Latch latch(1);
+    auto sink = Sink(latch);
+    EXPECT_TRUE(engine.Submit(plan.Make(model.vocab()), sink).ok());
+    EXPECT_TRUE(latch.Wait());
+    return sink;
+  };
+  std::vector<SavedSnapshot> saved;
+  std::vector<TokenId> want;
+  {
+    const auto engine = Start(model);
+    want = warm(*engine)->tokens;
+    Latch taken(1);
+    engine->UseCache([&](PrefixCache* cache) {
+      ASSERT_NE(cache, nullptr);
+      saved = cache->Along(plan.prompt, 10);
+      EXPECT_EQ(cache->Along(plan.prompt, 0).size(), 0u);
+      taken.Down();
+    });
+    ASSERT_TRUE(taken.Wait());
+    engine->Drain(milliseconds(0));
+    bool told = false;
+    engine->UseCache([&](PrefixCache* cache) { told = cache == nullptr; });
+    EXPECT_TRUE(told);
+  }
+  ASSERT_EQ(saved.size(), 1u);
+  EXPECT_EQ(saved[0].tokens, plan.prompt);
+  const auto engine = Start(other);
+  engine->UseCache([&](PrefixCache* cache) {
+    for (SavedSnapshot& s : saved) cache->Insert(s.tokens, std::move(s.snapshot));
+  });
+  const auto sink = warm(*engine);
+  EXPECT_EQ(sink->cached, 40);
+  EXPECT_EQ(sink->tokens, want);
 }
 
 TEST(Engine, SixtyFourSecretsNeverCross) {

@@ -88,6 +88,21 @@ std::int64_t PrefixCache::Peek(std::span<const TokenId> tokens, bool need_logits
   return 0;
 }
 
+std::vector<SavedSnapshot> PrefixCache::Along(std::span<const TokenId> tokens, std::size_t n) {
+  std::vector<SavedSnapshot> list;
+  const Tree::Walk walk = tree_.Find(tokens);
+  for (auto at = walk.found.rbegin(); at != walk.found.rend() && list.size() < n; ++at) {
+    Snapshot copy;
+    if ((*at)->value->in_memory) {
+      copy = (*at)->value->snapshot;
+    } else if (!Load(*at, copy)) {
+      continue;  // and is forgotten when somebody looks for it
+    }
+    list.push_back({tree_.Tokens(*at), std::move(copy)});
+  }
+  return list;
+}
+
 void PrefixCache::Insert(std::span<const TokenId> tokens, Snapshot snapshot) {
   if (tokens.empty()) return;
   const Tree::Walk walk = tree_.Find(tokens);

@@ -12,6 +12,7 @@
 #include "k3/base/status.h"
 #include "k3/model/model_state.h"
 #include "k3/runtime/engine_stats.h"
+#include "k3/runtime/snapshot_file.h"
 #include "k3/runtime/token_model.h"
 #include "k3/runtime/token_tree.h"
 
@@ -21,15 +22,6 @@ struct CacheOptions {
   std::int64_t bytes = 0;
   std::string spill_dir;  // empty: what is evicted is lost
   std::int64_t spill_bytes = 0;
-};
-
-/// What is kept of one position of one text: the whole state, never a part of it.
-struct Snapshot {
-  ModelState state;
-  std::vector<float> logits;  // the scores after the last token, or empty
-  /// May only continue a text that is exactly this long when it is read: in fast mode, what was
-  /// read or generated behind the last point of the grid.
-  bool whole_only = false;
 };
 
 struct CacheMatch {
@@ -63,6 +55,10 @@ class PrefixCache {
   CacheMatch Find(std::span<const TokenId> tokens, bool need_logits);
   /// The position Find would give, without copying, and without looking at files.
   std::int64_t Peek(std::span<const TokenId> tokens, bool need_logits) const;
+
+  /// Copies of the snapshots along `tokens`, the deepest first, at most `n`. Those that cannot be
+  /// read from the disk are left out.
+  std::vector<SavedSnapshot> Along(std::span<const TokenId> tokens, std::size_t n);
 
   /// Keeps a copy of `snapshot`, whose state is after all `tokens`. One that is there already
   /// stays, and gains the scores. Dropped when it is larger than the budget.
@@ -109,7 +105,7 @@ class PrefixCache {
 
   // prefix_cache_files.cc
   bool Spill(Node* node);
-  Result<Snapshot> ReadFile(const std::string& path, std::vector<TokenId>& tokens) const;
+  Result<SavedSnapshot> ReadFile(const std::string& path) const;
   bool Load(Node* node, Snapshot& snapshot);
   Status ScanFolder();
   void AddFile(const std::string& path);

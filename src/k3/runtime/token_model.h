@@ -23,6 +23,8 @@ class TokenModel {
   virtual ModelState NewState() const = 0;
   /// As Model::Forward.
   virtual Status Forward(std::span<const SequenceInput> batch, std::vector<float>& logits) = 0;
+  /// Threads that have nothing to do between two calls of Forward; nullptr: there are none.
+  virtual ThreadPool* pool() { return nullptr; }
 };
 
 /// A loaded Model on an Exec; both outlive it.
@@ -38,6 +40,7 @@ class ModelRunner final : public TokenModel {
   Status Forward(std::span<const SequenceInput> batch, std::vector<float>& logits) override {
     return model_.Forward(batch, exec_, logits);
   }
+  ThreadPool* pool() override { return &exec_.pool; }
 
  private:
   const Model& model_;

@@ -35,6 +35,9 @@ class Counted final : public Responder {
     out_->Begin(std::move(head));
   }
   bool Write(std::string data) override { return out_->Write(std::move(data)); }
+  bool WriteLater(std::size_t about, std::function<std::string()> make) override {
+    return out_->WriteLater(about, std::move(make));
+  }
   void End() override {
     if (!done_.exchange(true)) finish_(status_);
     out_->End();
@@ -77,6 +80,7 @@ const std::vector<Api::Route>& Api::Routes() {
       {"/tokenize", "POST", &Api::Tokenize, true},
       {"/detokenize", "POST", &Api::Detokenize, true},
       {"/apply-template", "POST", &Api::ApplyTemplate, true},
+      {"/slots/", "POST", &Api::Slots, true},  // and what follows
       {"/", "GET", &Api::WebPage, false},
       {"/ui/", "GET", &Api::WebPage, false},  // and what follows
       {"/health", "GET", &Api::Health, false},

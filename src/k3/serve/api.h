@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -70,6 +71,10 @@ class Api final : public HttpHandler {
   ApiStatus Tokenize(Call& call);
   ApiStatus Detokenize(Call& call);
   ApiStatus ApplyTemplate(Call& call);
+  ApiStatus Slots(Call& call);
+  void RememberSlot(const Generation& generation);
+  ApiStatus ReadSavedText(const nlohmann::json& body, std::int64_t slot, const ServedModel& model,
+                          Generation& out) const;
   ApiStatus CheckModel(const nlohmann::json& body, const ServedModel& model) const;
   using MakeWriter = std::unique_ptr<ReplyWriter> (*)(const ServedModel&, ReplyFormat, bool,
                                                       std::shared_ptr<Responder>);
@@ -83,6 +88,11 @@ class Api final : public HttpHandler {
   std::shared_ptr<std::atomic<std::int64_t>> jobs_ = std::make_shared<std::atomic<std::int64_t>>(0);
   mutable std::mutex mutex_;
   std::shared_ptr<const ServedModel> model_;  // guarded by mutex_
+  struct SlotText {
+    std::vector<TokenId> prompt;
+    std::vector<std::int64_t> snapshot_at;
+  };
+  std::map<std::int64_t, SlotText> slots_;  // guarded by mutex_: the last prompt of each
 };
 
 }  // namespace k3::serve

@@ -13,6 +13,8 @@ std::string ErrorType(int status, Dialect dialect) {
   switch (status) {
     case 401:
       return "authentication_error";
+    case 403:
+      return openai ? "invalid_request_error" : "permission_error";
     case 404:
       return openai ? "invalid_request_error" : "not_found_error";
     case 413:

@@ -86,6 +86,7 @@ void Api::Start(Call& call, Generation g, MakeWriter make, std::string_view id_p
   if (g.max_tokens && *g.max_tokens > room && room >= 0) {
     format.headers.emplace_back("X-K3-Max-Tokens", fmt::to_string(room));
   }
+  if (call.model->states != nullptr) RememberSlot(g);
   auto writer = make(*call.model, std::move(format), g.stream, call.out);
   ++*jobs_;
   StartJob(call.model, std::move(g), std::move(writer), call.out,

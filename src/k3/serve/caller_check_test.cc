@@ -61,6 +61,12 @@ TEST(CallerCheck, TheApiAsksOnlyWhenTold) {
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->status, 403);
   EXPECT_EQ(nlohmann::json::parse(refused->body)["error"]["code"], "host_not_allowed");
+  EXPECT_EQ(nlohmann::json::parse(refused->body)["error"]["type"], "invalid_request_error");
+  HttpRequest messages = evil;
+  messages.path = "/v1/messages";
+  messages.method = "POST";
+  EXPECT_EQ(nlohmann::json::parse(checked.Screen(messages)->body)["error"]["type"],
+            "permission_error");
   EXPECT_TRUE(checked.Screen(HeadWith("OPTIONS", {{"host", "evil.example"}})));
   o.allowed_hosts = {"evil.example"};
   EXPECT_FALSE(Api(o).Screen(evil));

@@ -59,23 +59,58 @@ std::string WholeChat(const std::vector<Choice>& choices, const Usage& usage,
                {"usage", UsageJson(usage)}});
 }
 
+/// What the events of a stream are made of, on the connection's thread.
+class ChatEvents {
+ public:
+  ChatEvents(const ServedModel& model, ReplyFormat format)
+      : model_(model), format_(std::move(format)) {}
+
+  std::string Of(std::size_t index, const Piece& piece, Json finish, bool first) const {
+    Json delta = Json::object();
+    if (first) delta = {{"role", "assistant"}, {"content", ""}};
+    delta.update(DeltaJson(piece.delta));
+    Json logprobs;
+    if (!piece.tokens.empty()) logprobs["content"] = ChatLogprobs(piece.tokens, *model_.tokenizer);
+    Json chunk = Chunk();
+    chunk["choices"].push_back({{"index", index},
+                                {"delta", std::move(delta)},
+                                {"logprobs", std::move(logprobs)},
+                                {"finish_reason", std::move(finish)}});
+    return Event(chunk);
+  }
+
+  Json Chunk() const {
+    Json chunk{{"id", format_.id},
+               {"object", "chat.completion.chunk"},
+               {"created", format_.created},
+               {"model", model_.id},
+               {"choices", Json::array()}};
+    if (format_.include_usage) chunk["usage"] = Json();
+    return chunk;
+  }
+  const ReplyFormat& format() const { return format_; }
+
+ private:
+  const ServedModel& model_;
+  const ReplyFormat format_;
+};
+
 class StreamedChat final : public ReplyWriter {
  public:
   StreamedChat(const ServedModel& model, ReplyFormat format, std::shared_ptr<Responder> out)
-      : model_(model), format_(std::move(format)), out_(std::move(out)) {}
+      : events_(std::make_shared<const ChatEvents>(model, std::move(format))),
+        out_(std::move(out)) {}
 
-  void Add(std::size_t index, const Piece& piece) override {
-    Write(index, DeltaJson(piece.delta), piece.tokens, Json());
-  }
+  void Add(std::size_t index, const Piece& piece) override { Write(index, piece, Json()); }
 
   void Close(std::size_t index, const Choice& choice) override {
-    Write(index, Json::object(), {}, choice.finish_reason);
+    Write(index, Piece(), choice.finish_reason);
   }
 
   void Done(std::vector<Choice>, const Usage& usage) override {
     std::string last;
-    if (format_.include_usage) {
-      Json chunk = Chunk();
+    if (events_->format().include_usage) {
+      Json chunk = events_->Chunk();
       chunk["usage"] = UsageJson(usage);
       last = Event(chunk);
     }
@@ -90,37 +125,18 @@ class StreamedChat final : public ReplyWriter {
   }
 
  private:
-  Json Chunk() const {
-    Json chunk{{"id", format_.id},
-               {"object", "chat.completion.chunk"},
-               {"created", format_.created},
-               {"model", model_.id},
-               {"choices", Json::array()}};
-    if (format_.include_usage) chunk["usage"] = Json();
-    return chunk;
-  }
-
-  void Write(std::size_t index, Json delta, const std::vector<SampleResult>& tokens, Json finish) {
-    if (!std::exchange(begun_, true)) out_->Begin(StreamHead(format_));
+  void Write(std::size_t index, const Piece& piece, Json finish) {
+    if (!std::exchange(begun_, true)) out_->Begin(StreamHead(events_->format()));
     if (index >= greeted_.size()) greeted_.resize(index + 1);
-    if (!greeted_[index]) {
-      greeted_[index] = true;
-      Json first{{"role", "assistant"}, {"content", ""}};
-      first.update(delta);
-      delta = std::move(first);
-    }
-    Json logprobs;
-    if (!tokens.empty()) logprobs["content"] = ChatLogprobs(tokens, *model_.tokenizer);
-    Json chunk = Chunk();
-    chunk["choices"].push_back({{"index", index},
-                                {"delta", std::move(delta)},
-                                {"logprobs", std::move(logprobs)},
-                                {"finish_reason", std::move(finish)}});
-    out_->Write(Event(chunk));
+    const bool first = !greeted_[index];
+    greeted_[index] = true;
+    out_->WriteLater(AboutEventBytes(piece),
+                     [events = events_, index, piece, finish = std::move(finish), first] {
+                       return events->Of(index, piece, finish, first);
+                     });
   }
 
-  const ServedModel& model_;
-  ReplyFormat format_;
+  const std::shared_ptr<const ChatEvents> events_;
   std::shared_ptr<Responder> out_;
   bool begun_ = false;
   std::vector<bool> greeted_;

@@ -81,12 +81,13 @@ std::string WholeCompletion(const std::vector<Choice>& choices, const Usage& usa
                {"usage", UsageJson(usage)}});
 }
 
-class StreamedCompletion final : public ReplyWriter {
+/// What the events of a stream are made of, on the connection's thread: one after the other.
+class CompletionEvents {
  public:
-  StreamedCompletion(const ServedModel& model, ReplyFormat format, std::shared_ptr<Responder> out)
-      : model_(model), format_(std::move(format)), out_(std::move(out)) {}
+  CompletionEvents(const ServedModel& model, ReplyFormat format)
+      : model_(model), format_(std::move(format)) {}
 
-  void Add(std::size_t index, const Piece& piece) override {
+  std::string Of(std::size_t index, const Piece& piece, Json finish) {
     Json logprobs;
     if (format_.logprobs && !piece.tokens.empty()) {
       if (index >= offsets_.size()) offsets_.resize(index + 1);
@@ -95,17 +96,47 @@ class StreamedCompletion final : public ReplyWriter {
       offsets_[index] = table.offset();
       logprobs = table.Take();
     }
-    Write(index, piece.delta.content, std::move(logprobs), Json());
+    Json chunk = Chunk();
+    chunk["choices"].push_back({{"index", index},
+                                {"text", piece.delta.content},
+                                {"logprobs", std::move(logprobs)},
+                                {"finish_reason", std::move(finish)}});
+    return Event(chunk);
   }
 
+  Json Chunk() const {
+    Json chunk{{"id", format_.id},
+               {"object", "text_completion"},
+               {"created", format_.created},
+               {"model", model_.id},
+               {"choices", Json::array()}};
+    if (format_.include_usage) chunk["usage"] = Json();
+    return chunk;
+  }
+  const ReplyFormat& format() const { return format_; }
+
+ private:
+  const ServedModel& model_;
+  const ReplyFormat format_;
+  std::vector<std::size_t> offsets_;  // of each choice
+};
+
+class StreamedCompletion final : public ReplyWriter {
+ public:
+  StreamedCompletion(const ServedModel& model, ReplyFormat format, std::shared_ptr<Responder> out)
+      : events_(std::make_shared<CompletionEvents>(model, std::move(format))),
+        out_(std::move(out)) {}
+
+  void Add(std::size_t index, const Piece& piece) override { Write(index, piece, Json()); }
+
   void Close(std::size_t index, const Choice& choice) override {
-    Write(index, "", Json(), choice.finish_reason);
+    Write(index, Piece(), choice.finish_reason);
   }
 
   void Done(std::vector<Choice>, const Usage& usage) override {
     std::string last;
-    if (format_.include_usage) {
-      Json chunk = Chunk();
+    if (events_->format().include_usage) {
+      Json chunk = events_->Chunk();
       chunk["usage"] = UsageJson(usage);
       last = Event(chunk);
     }
@@ -120,31 +151,17 @@ class StreamedCompletion final : public ReplyWriter {
   }
 
  private:
-  Json Chunk() const {
-    Json chunk{{"id", format_.id},
-               {"object", "text_completion"},
-               {"created", format_.created},
-               {"model", model_.id},
-               {"choices", Json::array()}};
-    if (format_.include_usage) chunk["usage"] = Json();
-    return chunk;
+  void Write(std::size_t index, const Piece& piece, Json finish) {
+    if (!std::exchange(begun_, true)) out_->Begin(StreamHead(events_->format()));
+    out_->WriteLater(AboutEventBytes(piece),
+                     [events = events_, index, piece, finish = std::move(finish)] {
+                       return events->Of(index, piece, finish);
+                     });
   }
 
-  void Write(std::size_t index, const std::string& text, Json logprobs, Json finish) {
-    if (!std::exchange(begun_, true)) out_->Begin(StreamHead(format_));
-    Json chunk = Chunk();
-    chunk["choices"].push_back({{"index", index},
-                                {"text", text},
-                                {"logprobs", std::move(logprobs)},
-                                {"finish_reason", std::move(finish)}});
-    out_->Write(Event(chunk));
-  }
-
-  const ServedModel& model_;
-  ReplyFormat format_;
+  const std::shared_ptr<CompletionEvents> events_;
   std::shared_ptr<Responder> out_;
   bool begun_ = false;
-  std::vector<std::size_t> offsets_;
 };
 
 }  // namespace

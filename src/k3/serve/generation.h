@@ -26,6 +26,7 @@ struct Generation {
   std::vector<std::int64_t> snapshot_at;      // in prompts[0]
   const char* prompt_field = "messages";      // what the request calls it
   std::int64_t n = 1;                         // choices of each prompt
+  std::int64_t slot = -1;                     // name for prompts[0], to save it by; < 0: none
   SamplingParams sampling;                    // the seed of choice 0
   std::optional<std::int64_t> max_tokens;     // absent: until the context is full
   std::vector<std::string> stop;
@@ -45,7 +46,7 @@ struct Generation {
 
 /// Fields that the OpenAI endpoints share: temperature, top_p, top_k, min_p, the penalties, seed
 /// (absent: random), logit_bias, n, stop, stream, stream_options, and of ours priority, timeout,
-/// ignore_eos and cache_prompt. null counts as absent, unknown fields are ignored.
+/// ignore_eos, cache_prompt and id_slot. null counts as absent, unknown fields are ignored.
 [[nodiscard]] ApiStatus ReadCommonFields(const JsonReader& request, const ServedModel& model,
                                          Generation& out);
 

@@ -1,6 +1,7 @@
 // HTTP as the handlers see it: no sockets here.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -50,6 +51,12 @@ class Responder {
   /// False: the peer has gone, or reads so slowly that its buffer is full, which ends the
   /// connection.
   virtual bool Write(std::string data) = 0;
+  /// Writes what `make` returns, which is called once on the connection's thread, in its turn;
+  /// until then `about` bytes count as unsent. May throw; then the connection is closed.
+  virtual bool WriteLater(std::size_t about, std::function<std::string()> make) {
+    (void)about;
+    return Write(make());
+  }
   virtual void End() = 0;
 
   /// Calls `gone` once if the connection ends before the answer is complete; at once if it has

@@ -50,6 +50,7 @@ class TestHandler final : public HttpHandler {
       changed.notify_all();
       return;
     }
+    if (request.path == "/later" || request.path == "/broken") return Later(*out, request.path);
     HttpReply r;
     if (request.path == "/made" || request.path == "/unmade") {
       r.make_body = [good = request.path == "/made"] {
@@ -61,6 +62,21 @@ class TestHandler final : public HttpHandler {
     }
     r.body = request.method + " " + request.path + " " + request.body;
     out->Send(std::move(r));
+  }
+  static void Later(Responder& out, const std::string& path) {
+    std::thread([&] {
+      const auto caller = std::this_thread::get_id();
+      out.Begin({});
+      out.Write("one ");
+      out.WriteLater(1000000, [caller] {
+        return std::string(std::this_thread::get_id() == caller ? "here " : "two ");
+      });
+      if (path == "/broken") out.WriteLater(1, []() -> std::string { throw std::bad_alloc(); });
+      out.WriteLater(0, [] { return std::string(); });  // no chunk, which would be the last
+      out.WriteLater(1, [] { return std::string("three "); });
+      out.Write("four");
+      out.End();
+    }).join();
   }
   HttpReply Refusal(int status, std::string_view message) override {
     if (no_memory.exchange(false)) throw std::bad_alloc();
@@ -285,6 +301,20 @@ TEST_F(HttpServerTest, ReaderThatIsTooSlowIsDropped) {
   Client c(server->port());
   c.Send("GET /stream HTTP/1.1\r\n\r\n");
   EXPECT_TRUE(handler.WaitGone(1));
+}
+
+TEST_F(HttpServerTest, WhatIsWrittenLaterIsMadeOnTheConnectionsThreadAndInOrder) {
+  options.limits.output_bytes = 1100000;
+  Start();
+  const std::string whole = Ask("GET /later HTTP/1.1\r\nConnection: close\r\n\r\n");
+  EXPECT_THAT(whole, HasSubstr("4\r\none \r\n4\r\ntwo \r\n6\r\nthree \r\n4\r\nfour\r\n0\r\n"));
+  const std::string broken = Ask("GET /broken HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(broken, HasSubstr("<closed>"));
+  EXPECT_THAT(broken, Not(HasSubstr("three")));
+  options.limits.output_bytes = 900000;  // less than was promised
+  server = nullptr;
+  Start();
+  EXPECT_THAT(Ask("GET /later HTTP/1.1\r\n\r\n"), Not(HasSubstr("two")));
 }
 
 TEST_F(HttpServerTest, WriteWithoutProgressEndsTheConnection) {

@@ -59,65 +59,6 @@ std::string_view Ambiguity(const http::request<http::string_body>& head) {
   return head.version() < 11 ? "Transfer-Encoding: not in HTTP/1.0" : std::string_view();
 }
 
-/// Sends what the handler says; without an answer the peer is told that it is our fault.
-class Exchange final : public Responder {
- public:
-  Exchange(std::shared_ptr<Session> session, std::shared_ptr<Flow> flow, HttpHandler& handler)
-      : session_(std::move(session)), flow_(std::move(flow)), handler_(handler) {}
-
-  ~Exchange() override {
-    if (ended_) return;
-    if (begun_) {
-      session_->PostClose();
-    } else {
-      session_->PostSend(handler_.Refusal(500, "the request was dropped without an answer"));
-    }
-  }
-
-  void Send(HttpReply reply) override {
-    if (begun_.exchange(true)) return;
-    ended_ = true;
-    session_->PostSend(std::move(reply));
-  }
-
-  void Begin(HttpReply head) override {
-    if (begun_.exchange(true)) return;
-    session_->PostBegin(std::move(head));
-  }
-
-  bool Write(std::string data) override {
-    if (flow_->closed || ended_) return false;
-    if (flow_->unsent.fetch_add(data.size()) + data.size() > session_->limits().output_bytes) {
-      session_->PostClose();
-      return false;
-    }
-    session_->PostWrite(std::move(data));
-    return true;
-  }
-
-  void End() override {
-    if (!begun_ || ended_.exchange(true)) return;
-    session_->PostEnd();
-  }
-
-  void OnClose(std::function<void()> gone) override {
-    {
-      const std::lock_guard lock(flow_->mutex);
-      if (!flow_->closed) {
-        flow_->gone = std::move(gone);
-        return;
-      }
-    }
-    gone();
-  }
-
- private:
-  std::shared_ptr<Session> session_;
-  std::shared_ptr<Flow> flow_;
-  HttpHandler& handler_;
-  std::atomic<bool> begun_{false}, ended_{false};
-};
-
 }  // namespace
 
 Session::Session(asio::ip::tcp::socket socket, std::shared_ptr<Shared> shared)
@@ -288,7 +229,7 @@ void Session::Handle() {
   parser_.reset();
   answering_ = answer_ended_ = false;
   flow_ = std::make_shared<Flow>();
-  const auto out = std::make_shared<Exchange>(shared_from_this(), flow_, shared_->handler);
+  const auto out = MakeExchange(shared_from_this(), flow_, shared_->handler);
   WatchPeer();
   try {
     shared_->handler.Handle(std::move(request), out);
@@ -381,6 +322,24 @@ void Session::PostWrite(std::string data) {
     if (self->phase_ == Phase::kClosed || !self->answering_) return;
     self->flow_queued_ += d.size();
     self->Queue(self->chunked_ ? fmt::format("{:x}\r\n{}\r\n", d.size(), d) : d);
+  });
+}
+
+void Session::PostWriteLater(std::size_t about, std::function<std::string()> make) {
+  asio::post(socket_.get_executor(), [self = shared_from_this(), about, m = std::move(make)] {
+    if (self->phase_ == Phase::kClosed || !self->answering_) return;
+    std::string data;
+    try {
+      data = m();
+    } catch (const std::exception& e) {
+      spdlog::error("request {}: {}", self->request_id_, e.what());
+      return self->Close();
+    }
+    if (self->flow_ != nullptr) self->flow_->unsent += data.size() - about;
+    if (data.empty()) return;
+    self->flow_queued_ += data.size();
+    self->Queue(self->chunked_ ? fmt::format("{:x}\r\n{}\r\n", data.size(), data)
+                               : std::move(data));
   });
 }
 

@@ -57,6 +57,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void PostSend(HttpReply reply);
   void PostBegin(HttpReply head);
   void PostWrite(std::string data);
+  void PostWriteLater(std::size_t about, std::function<std::string()> make);
   void PostEnd();
   void PostClose();      // at once
   void PostCloseIdle();  // unless a request is being handled
@@ -110,5 +111,9 @@ class Session : public std::enable_shared_from_this<Session> {
   std::size_t flow_queued_ = 0, reserved_ = 0, lingered_ = 0;
   std::shared_ptr<Flow> flow_;
 };
+
+/// Where a handler's answer goes; without one the peer is told that it is our fault.
+std::shared_ptr<Responder> MakeExchange(std::shared_ptr<Session> session,
+                                        std::shared_ptr<Flow> flow, HttpHandler& handler);
 
 }  // namespace k3::serve::internal

@@ -38,6 +38,13 @@ std::unique_ptr<ReplyWriter> WholeWriter(const ServedModel& model, ReplyFormat f
   return std::make_unique<WholeReply>(model, std::move(format), std::move(out), body);
 }
 
+std::size_t AboutEventBytes(const Piece& piece) {
+  std::size_t sum = 256 + piece.delta.reasoning.size() + piece.delta.content.size();
+  for (const chat::ToolCallDelta& c : piece.delta.tool_calls) sum += 64 + c.arguments.size();
+  for (const SampleResult& t : piece.tokens) sum += 80 * (1 + t.top.size());
+  return sum;
+}
+
 Json UsageJson(const Usage& u) {
   return {{"prompt_tokens", u.prompt_tokens},
           {"completion_tokens", u.completion_tokens},

@@ -76,6 +76,9 @@ using BodyOf = std::string (*)(const std::vector<Choice>&, const Usage&, const R
 std::unique_ptr<ReplyWriter> WholeWriter(const ServedModel& model, ReplyFormat format,
                                          std::shared_ptr<Responder> out, BodyOf body);
 
+/// About how many bytes an event with these tokens takes.
+std::size_t AboutEventBytes(const Piece& piece);
+
 Json UsageJson(const Usage& usage);  // OpenAI's
 HttpReply StreamHead(const ReplyFormat& format);
 

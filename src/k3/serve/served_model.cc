@@ -19,6 +19,9 @@ class EngineAdapter final : public TextEngine {
   }
   void Cancel(RequestId id) override { engine_.Cancel(id); }
   EngineStats stats() const override { return engine_.stats(); }
+  void UseCache(std::function<void(PrefixCache*)> use) override {
+    engine_.UseCache(std::move(use));
+  }
 
  private:
   Engine& engine_;

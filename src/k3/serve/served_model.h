@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,11 +24,14 @@ class TextEngine {
   virtual Result<RequestId> Submit(EngineRequest request, std::shared_ptr<RequestSink> sink) = 0;
   virtual void Cancel(RequestId id) = 0;
   virtual EngineStats stats() const = 0;
+  /// As Engine::UseCache.
+  virtual void UseCache(std::function<void(PrefixCache*)> use) { use(nullptr); }
 };
 
 class ConstraintCache;
 class Telemetry;
 class DriftMonitor;
+class StateFiles;
 
 struct ServedModel {
   std::string id;            // what clients call it
@@ -47,6 +51,7 @@ struct ServedModel {
   std::shared_ptr<ConstraintCache> constraints;  // null: forms are promised to nobody (tests)
   const Telemetry* telemetry = nullptr;          // outlives the server; may be null
   DriftMonitor* drift = nullptr;                 // outlives the server; may be null
+  StateFiles* states = nullptr;                  // outlives the server; null: nothing is saved
   TextEngine* engine = nullptr;                  // outlives the server
 };
 

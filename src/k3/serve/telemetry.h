@@ -121,6 +121,7 @@ class ObservedModel final : public TokenModel {
     if (look) telemetry_.BeginPass();
     return model_.Forward(batch, exec_, logits, look ? &telemetry_ : nullptr);
   }
+  ThreadPool* pool() override { return &exec_.pool; }
 
  private:
   const Model& model_;

@@ -118,26 +118,39 @@ void CpuBackend::StoreRows(const StoreRowsArgs& a) {
 
 void CpuBackend::ShortConv(const ShortConvArgs& a) {
   const auto P = a.w.dim(0), k = a.w.dim(1);
-  for (std::size_t s = 0; s < a.sequences.size(); ++s) {
-    const auto [begin, count] = a.sequences[s];
-    if (count == 0) continue;
+  // Channels are cut for the threads at vector boundaries; taps are loaded once for all tokens.
+  constexpr std::int64_t kChannels = 64, kWork = 8;  // a channel of a token
+  const std::int64_t blocks = (P + kChannels - 1) / kChannels;
+  const auto grain = [](std::int64_t count) {
+    return std::max<std::int64_t>(1, kParallelWork / (kWork * kChannels * count));
+  };
+  const auto run = [&](std::size_t s) {
+    const std::int64_t begin = a.sequences[s].begin, count = a.sequences[s].count;
     float* history = a.histories[s];
-    // Channels are cut for the threads at vector boundaries; taps are loaded once for all tokens.
-    constexpr std::int64_t kChannels = 64;
-    const std::int64_t blocks = (P + kChannels - 1) / kChannels;
-    const std::int64_t grain = std::max<std::int64_t>(1, kParallelWork / (8 * kChannels * count));
-    pool_.ParallelFor(blocks, grain, [&, b0 = begin, n = count](std::int64_t b, std::int64_t e) {
-      simd_.short_conv({a.w.data, k, P, b * kChannels, std::min(P, e * kChannels), n, history,
-                        a.x.row(b0), a.y.row(b0), a.x.strides[0], a.y.strides[0]});
+    pool_.ParallelFor(blocks, grain(count), [&](std::int64_t b, std::int64_t e) {
+      simd_.short_conv({a.w.data, k, P, b * kChannels, std::min(P, e * kChannels), count, history,
+                        a.x.row(begin), a.y.row(begin), a.x.strides[0], a.y.strides[0]});
     });
     // Row t of the sequence; a negative t reaches into the history.
-    auto row = [&, b0 = begin](std::int64_t t) {
-      return t < 0 ? history + (k - 1 + t) * P : a.x.row(b0 + t);
+    auto row = [&](std::int64_t t) {
+      return t < 0 ? history + (k - 1 + t) * P : a.x.row(begin + t);
     };
     for (std::int64_t j = 0; j < k - 1; ++j) {  // oldest first, so short runs shift in place
       std::memmove(history + j * P, row(count - k + 1 + j), static_cast<std::size_t>(P) * 4);
     }
+  };
+  // Sequences that are worth cutting one after the other, then all short ones side by side.
+  const auto is_short = [&](std::size_t s) { return blocks <= grain(a.sequences[s].count); };
+  for (std::size_t s = 0; s < a.sequences.size(); ++s) {
+    if (a.sequences[s].count > 0 && !is_short(s)) run(s);
   }
+  const std::int64_t many = std::max<std::int64_t>(1, kParallelWork / (kWork * P));
+  pool_.ParallelFor(
+      static_cast<std::int64_t>(a.sequences.size()), many, [&](std::int64_t b, std::int64_t e) {
+        for (auto s = static_cast<std::size_t>(b); s < static_cast<std::size_t>(e); ++s) {
+          if (a.sequences[s].count > 0 && is_short(s)) run(s);
+        }
+      });
 }
 
 void CpuBackend::AttnRes(const AttnResArgs& a) {

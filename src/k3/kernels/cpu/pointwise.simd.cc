@@ -126,26 +126,55 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr std::size_t kWide = 4;  // vectors of channels side by side: fewer pages per token
+
+/// The four taps of 16 channels, [16, 4] in memory: a decoding step has nothing else to hide
+/// behind.
+void LoadTaps(const float* w, Vec (&tap)[4]) {
+  const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0);
+  for (int j = 0; j < 4; ++j) {
+    const __m512i at = _mm512_add_epi32(first, _mm512_set1_epi32(j));
+    const __m512 low = _mm512_permutex2var_ps(Load(w).v, at, Load(w + 16).v);
+    const __m512 high = _mm512_permutex2var_ps(Load(w + 32).v, at, Load(w + 48).v);
+    tap[j] = {_mm512_shuffle_f32x4(low, high, 0x44)};
+  }
+}
 #else
 constexpr std::size_t kWide = 1;
+
+void LoadTaps(const float* w, Vec (&tap)[4]) {
+  float t[4][kLanes];
+  for (std::int64_t l = 0; l < kLanes; ++l) {
+    for (std::int64_t j = 0; j < 4; ++j) t[j][l] = w[l * 4 + j];
+  }
+  for (int j = 0; j < 4; ++j) tap[j] = Load(t[j]);
+}
 #endif
 
-/// W vectors of channels (the last with `lanes`) over all tokens; K taps stay in registers.
-template <std::size_t K, std::size_t W>
+/// The first `lanes` of them.
+void LoadTapsN(const float* w, std::int64_t lanes, Vec (&tap)[4]) {
+  float t[4][kLanes] = {};
+  for (std::int64_t l = 0; l < lanes; ++l) {
+    for (std::int64_t j = 0; j < 4; ++j) t[j][l] = w[l * 4 + j];
+  }
+  for (int j = 0; j < 4; ++j) tap[j] = Load(t[j]);
+}
+
+/// W vectors of channels (the last with `lanes`) over all tokens; the four taps stay in registers.
+template <std::size_t W>
 void ConvChannels(const ConvRun& r, std::int64_t c, std::int64_t lanes) {
   auto at = [&](std::size_t w) { return c + static_cast<std::int64_t>(w) * kLanes; };
-  Vec tap[K][W], window[K][W];  // window[j] is the row that tap j meets
-  for (std::size_t j = 0; j < K; ++j) {
-    for (std::size_t w = 0; w < W; ++w) {
-      float t[16] = {};
-      for (std::int64_t l = 0; l < lanes; ++l) {
-        t[l] = r.w[(at(w) + l) * static_cast<std::int64_t>(K) + static_cast<std::int64_t>(j)];
-      }
-      tap[j][w] = Load(t);
-      window[j][w] = Zero();
-      if (j > 0) {
-        window[j][w] = LoadTail(r.history + static_cast<std::int64_t>(j - 1) * r.P + at(w), lanes);
-      }
+  constexpr std::size_t K = 4;
+  Vec tap[W][K], window[K][W];  // window[j] is the row that tap j meets
+  for (std::size_t w = 0; w < W; ++w) {
+    const float* weights = r.w + at(w) * static_cast<std::int64_t>(K);
+    if (lanes == kLanes) {
+      LoadTaps(weights, tap[w]);
+    } else {
+      LoadTapsN(weights, lanes, tap[w]);
+    }
+    window[0][w] = Zero();
+    for (std::size_t j = 1; j < K; ++j) {
+      window[j][w] = LoadTail(r.history + static_cast<std::int64_t>(j - 1) * r.P + at(w), lanes);
     }
   }
   for (std::int64_t t = 0; t < r.count; ++t) {
@@ -153,7 +182,7 @@ void ConvChannels(const ConvRun& r, std::int64_t c, std::int64_t lanes) {
       for (std::size_t j = 0; j + 1 < K; ++j) window[j][w] = window[j + 1][w];
       window[K - 1][w] = LoadTail(r.x + t * r.ld_x + at(w), lanes);
       Vec sum = Zero();
-      for (std::size_t j = 0; j < K; ++j) sum = Fma(tap[j][w], window[j][w], sum);
+      for (std::size_t j = 0; j < K; ++j) sum = Fma(tap[w][j], window[j][w], sum);
       StoreTail(r.y + t * r.ld_y + at(w), TimesSigmoid(sum, sum), lanes);
     }
   }
@@ -179,11 +208,11 @@ void ConvChannelsWide(const ConvRun& r, std::int64_t c, std::int64_t lanes) {
 void ShortConvRun(const ConvRun& r) {
   constexpr std::int64_t kStep = static_cast<std::int64_t>(kWide) * kLanes;
   std::int64_t c = r.begin;
-  for (; r.k == 4 && c + kStep <= r.end; c += kStep) ConvChannels<4, kWide>(r, c, kLanes);
+  for (; r.k == 4 && c + kStep <= r.end; c += kStep) ConvChannels<kWide>(r, c, kLanes);
   for (; c < r.end; c += kLanes) {
     const std::int64_t lanes = r.end - c < kLanes ? r.end - c : kLanes;
     if (r.k == 4) {
-      ConvChannels<4, 1>(r, c, lanes);
+      ConvChannels<1>(r, c, lanes);
     } else {
       ConvChannelsWide(r, c, lanes);
     }
