@@ -187,11 +187,6 @@ int Run(const ServeOptions& given) {
   o.batch.prefix_cache = !o.no_cache;
   o.batch.speculate = !o.no_speculation;
   o.batch.spill_bytes = o.spill_memory;
-  if (o.no_cache && !o.state_dir.empty()) {
-    return Fail(Error{Code::kInvalidArgument,
-                      "--state-dir: states are restored into the prefix cache, which "
-                      "--no-prefix-cache turns off"});
-  }
   if (const Status s = ReadKeys(o, o.api.keys); !s.ok()) return Fail(s.error());
   if (o.api.keys.empty() && !IsLoopback(o.http.host)) {
     Warn(fmt::format("{} is open to others and no API key is set", o.http.host));

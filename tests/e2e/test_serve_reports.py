@@ -162,6 +162,7 @@ def test_a_long_prompt_is_refused_before_any_work(server):
 def test_options_that_exclude_each_other(k3, base, tmp_path, demo_model):
     for options in (["--no-prefix-cache", "--spill-dir", tmp_path],
                     ["--no-prefix-cache", "--cache-memory", "1M"],
+                    ["--no-prefix-cache", "--state-dir", tmp_path], ["--state-dir-limit", "1M"],
                     ["--no-speculation", "--draft-model", base], ["--spill-memory", "1M"]):
         k3("serve", base, "--port", 0, *options, code=2, timeout=20)
     other = k3("serve", base, "--port", 0, "--draft-model", demo_model, code=1, timeout=20)

@@ -100,5 +100,3 @@ def test_a_state_of_another_model_or_a_damaged_one(k3_bin, k3, base, tmp_path):
         s.alive()
     r = k3("serve", base, "--port", 0, "--state-dir", tmp_path / "no", code=1)
     assert "no: cannot open the folder" in r.stderr
-    r = k3("serve", base, "--port", 0, "--state-dir", tmp_path, "--no-prefix-cache", code=1)
-    assert "--state-dir" in r.stderr
