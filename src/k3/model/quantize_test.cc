@@ -103,6 +103,12 @@ TEST(Quantize, EveryFormatLoadsAndIsAsPlanned) {
     EXPECT_EQ(done->bytes_after, plan->bytes_after);
     EXPECT_LT(done->bytes_after, done->bytes_before);
     EXPECT_EQ(dir.count(), 1) << "only the folder itself is left";
+    std::int64_t on_disk = 0;
+    for (const auto& file : std::filesystem::directory_iterator(out)) {
+      on_disk += static_cast<std::int64_t>(file.file_size());
+    }
+    EXPECT_GE(plan->file_bytes, on_disk) << "what is compared with the free space";
+    EXPECT_LT(plan->file_bytes, 2 * on_disk);
     const auto config = ReadModelConfig(out);
     ASSERT_TRUE(config.ok()) << config.message();
     const auto checkpoint = Checkpoint::Open(out);
