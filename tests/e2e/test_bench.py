@@ -49,6 +49,12 @@ def test_bench_figures_are_tokens_by_time(k3, demo_model, batch):
         seconds = sum(r["tokens"] * batch / rate for rate in r["samples"])
         in_ops = sum(p["seconds"] for p in r["profile"])
         assert 0.3 * seconds < in_ops < seconds < wall
+        wide = next(p for p in r["profile"] if p["op"] == "Gemm 768x256 bf16")  # of every token
+        rows = batch * (r["tokens"] if passes == 1 else 1)
+        assert wide["gflop_per_s"] * wide["seconds"] * 1e9 == pytest.approx(
+            wide["calls"] * 2 * 768 * 256 * rows)
+        assert wide["gb_per_s"] * wide["seconds"] * 1e9 == pytest.approx(
+            wide["calls"] * 2 * 768 * 256)
         calls = {p["op"]: p["calls"] for p in r["profile"]}
         assert calls["Embed"] == 3 * passes, "neither the warm-up nor the prompt of decoding counts"
         assert r["tokens_per_s"] / r["tokens_per_cpu_s"] < 1.1 * out["threads"]

@@ -234,6 +234,14 @@ def test_refusals_leave_nothing(k3, made, tmp_path):
     assert "exists already" in run.stderr
 
 
+def test_a_disk_too_small_is_known_before(k3):
+    """/proc says that nothing is free, and that comes before it refuses the folder."""
+    if os.statvfs("/proc").f_bavail != 0:
+        pytest.skip("SKIP /proc claims free space here")
+    said = k3("quantize", GOLDEN / "tiny-k3", "/proc/k3-out", "--trunk", "int8", code=1).stderr
+    assert "disk space, 0 are free" in said
+
+
 def test_a_full_disk_leaves_nothing(k3_bin, tmp_path):
     # A limit on the size of a file stands for a disk that fills up while writing.
     command = ["bash", "-c", 'ulimit -f 300; exec "$@"', "-", k3_bin, "quantize",

@@ -1,6 +1,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 #include <thread>
 #include <vector>
 
@@ -88,12 +89,58 @@ TEST(Threads, PoolsComeAndGo) {
 
 TEST(Threads, NestedRunsSerially) {
   ThreadPool pool(2);
-  std::atomic<int> sum{0};
-  pool.ParallelFor(4, 1, [&](std::int64_t b, std::int64_t e) {
-    pool.ParallelFor(e - b, 1,
-                     [&](std::int64_t bb, std::int64_t ee) { sum += static_cast<int>(ee - bb); });
+  std::atomic<int> whole{0}, other{0};
+  pool.ParallelFor(4, 1, [&](std::int64_t, std::int64_t) {
+    const auto self = std::this_thread::get_id();
+    pool.ParallelFor(10, 1, [&](std::int64_t b, std::int64_t e) {  // one call, of all
+      ++(b == 0 && e == 10 && std::this_thread::get_id() == self ? whole : other);
+    });
   });
-  EXPECT_EQ(sum, 4);
+  EXPECT_EQ(whole, 4);
+  EXPECT_EQ(other, 0);
+  std::atomic<int> calls{0};
+  pool.ParallelFor(4, 1, [&](std::int64_t, std::int64_t) { ++calls; });
+  EXPECT_EQ(calls, 4) << "the region has ended";
+}
+
+TEST(Threads, TheCallerWaitsForAWorkerLongerThanItSpins) {
+  for (const int threads : {2, 3}) {
+    ThreadPool pool(threads);
+    const auto self = std::this_thread::get_id();
+    for (int loop = 0; loop < 20; ++loop) {
+      std::atomic<int> begun{0}, ended{0};
+      pool.ParallelFor(2, 1, [&](std::int64_t, std::int64_t) {
+        ++begun;
+        while (begun < 2) std::this_thread::yield();  // so each is on a thread of its own
+        if (std::this_thread::get_id() != self) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        }
+        ++ended;
+      });
+      ASSERT_EQ(ended, 2);
+    }
+  }
+}
+
+double ProcessorSeconds() {
+  timespec t = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+TEST(Threads, IdleOnesSleep) {
+  for (const int threads : {2, UsableCpus() + 2}) {
+    ThreadPool pool(threads);
+    std::atomic<std::int64_t> sum{0};
+    const double start = ProcessorSeconds();
+    for (int loop = 0; loop < 20; ++loop) {
+      pool.ParallelFor(threads, 1, [&](std::int64_t b, std::int64_t e) { sum += e - b; });
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    // Spinning takes 30 us of the 10 ms, and waking some more.
+    EXPECT_LT(ProcessorSeconds() - start, 0.04) << threads << " threads";
+    EXPECT_EQ(sum, 20 * threads);
+  }
 }
 
 TEST(Workspace, MarkGivesMemoryBack) {

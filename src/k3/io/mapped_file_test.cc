@@ -28,6 +28,7 @@ TEST(MappedFile, MapsMovesAndRegisters) {
     MappedFile a = std::move(r).value();
     MappedFile b = std::move(a);
     EXPECT_EQ(b.text(), "hello");
+    EXPECT_FALSE(b.copied());
     address = b.data() + 4;
     ASSERT_NE(MappedFileAt(address), nullptr);
     EXPECT_EQ(MappedFileAt(address), dir / "a");
@@ -59,6 +60,7 @@ TEST(MappedFile, CopyHasTheBytesWhereTheyWereAskedFor) {
     ASSERT_TRUE(r.ok()) << r.message();
     const MappedFile moved = std::move(r).value();
     EXPECT_EQ(moved.text(), bytes) << at;
+    EXPECT_TRUE(moved.copied());
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(moved.data() + at) % 64, 0u) << at;
     EXPECT_EQ(MappedFileAt(moved.data()), nullptr) << "no file page can be missing here";
   }
@@ -73,6 +75,16 @@ TEST(MappedFile, CopyOutlivesItsFile) {
   ASSERT_TRUE(copy.ok());
   ASSERT_EQ(::truncate((dir / "a").c_str(), 10), 0);
   EXPECT_EQ(copy->text(), std::string(100000, 'x'));
+}
+
+TEST(MappedFile, AFileShorterThanItsSizeIsRefused) {
+  const char* path = "/sys/kernel/mm/transparent_hugepage/enabled";  // says 4096, holds a line
+  struct stat info = {};
+  if (::stat(path, &info) != 0 || info.st_size < 1000) GTEST_SKIP() << "no such file here";
+  const auto r = MappedFile::OpenCopy(path, 0);
+  ASSERT_FALSE(r.ok());
+  EXPECT_EQ(r.error().code, Code::kCorrupt);
+  EXPECT_THAT(r.message(), HasSubstr("then the end"));
 }
 
 TEST(MappedFile, ErrorsNameThePathAndTheReason) {

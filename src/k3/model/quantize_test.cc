@@ -64,6 +64,12 @@ class Altered {
     EXPECT_TRUE(s.ok()) << (s.ok() ? "" : s.message());
     return dir_;
   }
+  /// Changes a number of config.json's text_config.
+  void Configure(const char* key, std::int64_t value) {
+    nlohmann::json j = nlohmann::json::parse(testing::ReadBytes(dir_ + "/config.json"));
+    j["text_config"][key] = value;
+    testing::WriteBytes(dir_ + "/config.json", j.dump());
+  }
   /// Replaces a tensor by one with these bytes.
   void Put(const std::string& name, DType dtype, std::vector<std::int64_t> shape,
            std::string bytes) {
@@ -97,6 +103,12 @@ TEST(Quantize, EveryFormatLoadsAndIsAsPlanned) {
     EXPECT_EQ(done->bytes_after, plan->bytes_after);
     EXPECT_LT(done->bytes_after, done->bytes_before);
     EXPECT_EQ(dir.count(), 1) << "only the folder itself is left";
+    std::int64_t on_disk = 0;
+    for (const auto& file : std::filesystem::directory_iterator(out)) {
+      on_disk += static_cast<std::int64_t>(file.file_size());
+    }
+    EXPECT_GE(plan->file_bytes, on_disk) << "what is compared with the free space";
+    EXPECT_LT(plan->file_bytes, 2 * on_disk);
     const auto config = ReadModelConfig(out);
     ASSERT_TRUE(config.ok()) << config.message();
     const auto checkpoint = Checkpoint::Open(out);
@@ -254,6 +266,63 @@ TEST(Quantize, ValuesThatAreNoNumbersAreRefusedByName) {
   QuantizeOptions o;
   o.trunk = WeightFormat::kBF16;
   EXPECT_THAT(Convert(model.Save(), model.out(), o).message(), HasSubstr("inf after rounding"));
+}
+
+TEST(Quantize, ReportedErrorsAreThoseOfTheFiles) {
+  const TempDir dir;
+  for (const WeightFormat f : {WeightFormat::kFp8, WeightFormat::kInt8, WeightFormat::kMxfp4}) {
+    const std::string out = dir / std::string(Name(f));
+    const auto done = Convert(kGolden + "tiny-k3", out, All(f));
+    ASSERT_TRUE(done.ok()) << done.message();
+    const auto before = Checkpoint::Open(kGolden + "tiny-k3"), after = Checkpoint::Open(out);
+    ASSERT_TRUE(before.ok() && after.ok());
+    for (const QuantizedMatrix& m : done->matrices) {
+      const WeightRef a = MatrixOf(before->tensors(), kPrefix + m.name);
+      const WeightRef b = MatrixOf(after->tensors(), kPrefix + m.name);
+      std::vector<float> x(static_cast<std::size_t>(m.cols)), y(x.size());
+      RoundingError want;
+      for (std::int64_t r = 0; m.changes() && r < m.rows; ++r) {
+        DecodeRow(a, r, x.data());
+        DecodeRow(b, r, y.data());
+        want.Add(x.data(), y.data(), m.cols);
+      }
+      EXPECT_NEAR(m.error.relative_l2(), want.relative_l2(), 1e-12) << m.name;
+      EXPECT_EQ(m.error.max_abs, want.max_abs) << m.name;
+      EXPECT_EQ(m.error.max_abs > 0, m.changes()) << m.name;
+    }
+  }
+}
+
+/// Matrices are converted some rows at a time, each strip into its own place.
+TEST(Quantize, AMatrixOfSeveralStripsKeepsItsRows) {
+  constexpr std::int64_t kRows = 140001, kCols = 64;  // 8.96e6 values, over two strips of 2^22
+  Altered model("tiny-k3");
+  model.Configure("vocab_size", kRows);
+  std::string bytes(static_cast<std::size_t>(2 * kRows * kCols), '\0');
+  for (std::int64_t i = 0; i < kRows * kCols; ++i) {
+    const BF16 x = ToBF16(static_cast<float>(1 + i / kCols * 7919 % 1009));  // by the row
+    std::memcpy(bytes.data() + 2 * i, &x, 2);
+  }
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
+    model.Put(kPrefix + name, DType::kBF16, {kRows, kCols}, bytes);
+  }
+  QuantizeOptions o;
+  o.embeddings = WeightFormat::kInt8, o.head = WeightFormat::kFp8;
+  const auto done = Convert(model.Save(), model.out(), o);
+  ASSERT_TRUE(done.ok()) << done.message();
+  const auto result = Checkpoint::Open(model.out());
+  ASSERT_TRUE(result.ok()) << result.message();
+  std::vector<float> row(kCols);
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
+    const WeightRef w = MatrixOf(result->tensors(), kPrefix + name);
+    ASSERT_EQ(w.rows, kRows);
+    for (std::int64_t r = 0; r < kRows; r += 37) {
+      DecodeRow(w, r, row.data());
+      const auto want = static_cast<float>(1 + r * 7919 % 1009);
+      ASSERT_NEAR(row[kCols - 1], want, w.format == WeightFormat::kInt8 ? want / 150 : want / 15)
+          << name << " row " << r;
+    }
+  }
 }
 
 TEST(Quantize, TheNewFolderMustNotExist) {
