@@ -14,6 +14,7 @@
 #include <xxhash.h>
 
 #include "k3/io/mapped_file.h"
+#include "k3/train/folder_lock.h"
 
 namespace k3 {
 namespace {
@@ -188,6 +189,7 @@ Status CheckData(const AblationPlan& plan) {
 Result<std::vector<AblationRun>> RunAblation(const AblationPlan& plan,
                                              const AblationLimits& limits) {
   K3_TRY(CheckData(plan));
+  K3_ASSIGN(const FolderLock lock, FolderLock::Take(plan.out, "another ablation"));
   std::vector<AblationRun> runs;
   const double start = Seconds();
   for (const std::int64_t seed : plan.seeds) {

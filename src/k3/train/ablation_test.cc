@@ -160,6 +160,38 @@ TEST(AblationRuns, ARunOnOtherDataOrWithAnotherTextIsDoneAgain) {
   EXPECT_EQ(run(*other), 0) << "results outlive their data";
 }
 
+TEST(AblationRuns, WhatAnotherOneIsDoingStaysWhole) {
+  const Folder f;
+  testing::WriteTrainData(f.dir / "data");
+  const auto plan = f.Read("[arms.a.train]\nclip = 2.0\n");
+  ASSERT_TRUE(plan.ok()) << plan.message();
+  AblationLimits limits;
+  int refused = 0;
+  limits.on_step = [&](const AblationRun&, const StepReport& r) {
+    if (r.step != 2) return;
+    const auto second = RunAblation(*plan, {});
+    ASSERT_FALSE(second.ok());
+    EXPECT_THAT(second.message(), HasSubstr("another ablation is using this folder"));
+    ++refused;
+  };
+  const auto runs = RunAblation(*plan, limits);
+  ASSERT_TRUE(runs.ok()) << runs.message();
+  EXPECT_EQ(refused, 4);
+  for (const AblationRun& r : *runs) EXPECT_EQ(r.error, "") << r.dir;
+
+  // A single run of the plan, by hand: not a result, and nothing of it is removed.
+  std::filesystem::remove_all(f.dir / "runs/a/seed-2/result.json");
+  const auto config = ReadTrainConfig(f.dir / "runs/a/seed-2/run.toml");
+  ASSERT_TRUE(config.ok()) << config.message();
+  const auto by_hand = Trainer::Open(*config);
+  ASSERT_TRUE(by_hand.ok()) << by_hand.message();
+  const auto again = RunAblation(*plan, {});
+  ASSERT_FALSE(again.ok());
+  EXPECT_THAT(again.message(), HasSubstr("another run is using this folder"));
+  EXPECT_FALSE(std::filesystem::exists(f.dir / "runs/a/seed-2/result.json"));
+  EXPECT_TRUE(std::filesystem::exists(f.dir / "runs/a/seed-2/checkpoints"));
+}
+
 TEST(AblationRuns, WhatTheLogOfARunTells) {
   const Folder f;
   testing::WriteTrainData(f.dir / "data");

@@ -1,9 +1,5 @@
 #include "k3/train/trainer.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -20,6 +16,7 @@
 #include "k3/base/threads.h"
 #include "k3/io/atomic_file.h"
 #include "k3/tokenizer/tokenizer.h"
+#include "k3/train/folder_lock.h"
 #include "k3/train/run_log.h"
 #include "k3/train/train_state.h"
 
@@ -41,11 +38,8 @@ struct Trainer::Impl {
   double step_s = 0;      // smoothed
   double token_flop = 0;  // of products with weights, forward and backward
   std::vector<std::string> notes;
-  int lock = -1;
+  std::optional<FolderLock> lock;
 
-  ~Impl() {
-    if (lock >= 0) close(lock);
-  }
   /// Other noise every pass, the same after a resume.
   void PlantNoise(std::uint64_t number) {
     if (config.plant_noise < 0) return;
@@ -145,19 +139,11 @@ void Trainer::Impl::AddRow(const TokenFile& file, std::span<const TokenId> row,
 }
 
 Status Trainer::Impl::LockFolder() {
+  K3_ASSIGN(lock, FolderLock::Take(config.out, "another run"));
   std::error_code e;
   fs::create_directories(checkpoints(), e);
   if (e) {
     return Error{Code::kIo, fmt::format("{}: cannot create: {}", checkpoints(), e.message())};
-  }
-  const std::string path = config.out + "/.lock";
-  lock = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (lock < 0) {
-    return Error{Code::kIo, fmt::format("{}: cannot open: {}", path, std::strerror(errno))};
-  }
-  if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
-    return Error{Code::kInvalidArgument,
-                 fmt::format("{}: another run is using this folder", config.out)};
   }
   RemoveUnfinished(config.out), RemoveUnfinished(checkpoints());
   return {};

@@ -139,6 +139,19 @@ TEST(Trainer, SkipsStepsWhoseGradientsAreNotFinite) {
   EXPECT_EQ(skipped, 2);
   const std::vector<float> after = Weights(**t);
   EXPECT_EQ(std::memcmp(before.data(), after.data(), 4 * before.size()), 0);
+
+  t->reset();
+  c.steps = 3;  // counters go on where they were
+  auto resumed = Trainer::Open(c);
+  ASSERT_TRUE(resumed.ok()) << resumed.message();
+  std::int64_t tokens = 0;
+  ASSERT_TRUE(
+      (*resumed)
+          ->Run({0, nullptr,
+                 [&](const StepReport& s) { skipped = s.skipped_total, tokens = s.tokens; }})
+          .ok());
+  EXPECT_EQ(skipped, 3);
+  EXPECT_GT(tokens, 2 * 4 * 16) << "of three steps of four rows, less the ends of documents";
 }
 
 TEST(Trainer, EvaluatesAndTheLossFalls) {
@@ -320,6 +333,13 @@ TEST(TokenData, EveryRowOnceAnEpochAndSeekable) {
   ASSERT_TRUE(r->Seek(end).ok());
   for (int i = 0; i < 5; ++i) EXPECT_EQ(r->Next()[0], again[static_cast<std::size_t>(i)]);
   EXPECT_FALSE(r->Seek({0, 11}).ok());
+  EXPECT_NE(std::vector<TokenId>(firsts.begin(), firsts.begin() + 5), again) << "another order";
+  auto fresh = RowReader::Create(tokens, 10, 3, "t");
+  ASSERT_TRUE(fresh.ok());
+  ASSERT_TRUE(fresh->Seek({1, 2}).ok());
+  EXPECT_EQ(fresh->Next()[0], again[2]) << "into an epoch that was never begun";
+  ASSERT_TRUE(fresh->Seek({0, 0}).ok());
+  EXPECT_EQ(fresh->Next()[0], firsts[0]);
   std::sort(firsts.begin(), firsts.end());
   for (int i = 0; i < 10; ++i) EXPECT_EQ(firsts[static_cast<std::size_t>(i)], 10 * i);
 }
