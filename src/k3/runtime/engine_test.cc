@@ -83,8 +83,8 @@ TEST(Engine, ItsCacheCanBeUsedUntilItEnds) {
     Latch taken(1);
     engine->UseCache([&](PrefixCache* cache) {
       ASSERT_NE(cache, nullptr);
-      saved = cache->Along(plan.prompt, 10);
-      EXPECT_EQ(cache->Along(plan.prompt, 0).size(), 0u);
+      saved = cache->Along(plan.prompt, 10, 1 << 20);
+      EXPECT_EQ(cache->Along(plan.prompt, 0, 1 << 20).size(), 0u);
       taken.Down();
     });
     ASSERT_TRUE(taken.Wait());

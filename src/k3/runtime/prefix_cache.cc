@@ -88,10 +88,14 @@ std::int64_t PrefixCache::Peek(std::span<const TokenId> tokens, bool need_logits
   return 0;
 }
 
-std::vector<SavedSnapshot> PrefixCache::Along(std::span<const TokenId> tokens, std::size_t n) {
+std::vector<SavedSnapshot> PrefixCache::Along(std::span<const TokenId> tokens, std::size_t n,
+                                              std::int64_t bytes) {
   std::vector<SavedSnapshot> list;
+  std::int64_t sum = 0;
   const Tree::Walk walk = tree_.Find(tokens);
   for (auto at = walk.found.rbegin(); at != walk.found.rend() && list.size() < n; ++at) {
+    sum += (*at)->value->total_bytes + 4 * (*at)->depth;
+    if (sum > bytes && !list.empty()) break;
     Snapshot copy;
     if ((*at)->value->in_memory) {
       copy = (*at)->value->snapshot;

@@ -56,9 +56,11 @@ class PrefixCache {
   /// The position Find would give, without copying, and without looking at files.
   std::int64_t Peek(std::span<const TokenId> tokens, bool need_logits) const;
 
-  /// Copies of the snapshots along `tokens`, the deepest first, at most `n`. Those that cannot be
-  /// read from the disk are left out.
-  std::vector<SavedSnapshot> Along(std::span<const TokenId> tokens, std::size_t n);
+  /// Copies of the snapshots along `tokens`, the deepest first: at most `n`, and after the first as
+  /// long as all together take at most `bytes` (a shared page counts for each, as in a file). Those
+  /// that cannot be read from the disk are left out.
+  std::vector<SavedSnapshot> Along(std::span<const TokenId> tokens, std::size_t n,
+                                   std::int64_t bytes);
 
   /// Keeps a copy of `snapshot`, whose state is after all `tokens`. One that is there already
   /// stays, and gains the scores. Dropped when it is larger than the budget.

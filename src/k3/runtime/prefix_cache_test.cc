@@ -279,6 +279,34 @@ TEST(PrefixCache, ADamagedCutOrMissingFileIsAMiss) {
   }
 }
 
+TEST(PrefixCache, AlongGivesTheDeepestFirstAndNoMoreThanAskedFor) {
+  const testing::TempDir dir;
+  HashModel model;
+  const CacheOptions options{1 << 20, dir.path(), 1 << 20};
+  const auto text = Tokens(200);
+  const auto lengths = [](const std::vector<SavedSnapshot>& list) {
+    std::vector<std::size_t> n;
+    for (const SavedSnapshot& s : list) n.push_back(s.tokens.size());
+    return n;
+  };
+  using Lengths = std::vector<std::size_t>;
+  auto cache = Make(model, options);
+  Fill(*cache, model, text, {64, 128, 200}, true);
+  for (const bool on_disk : {false, true}) {
+    const auto all = cache->Along(text, 10, 1 << 20);
+    ASSERT_EQ(lengths(all), (Lengths{200, 128, 64}));
+    EXPECT_EQ(all[1].snapshot.state.Serialize(), ImageAt(model, std::span(text).first(128)));
+    EXPECT_EQ(lengths(cache->Along(text, 2, 1 << 20)), (Lengths{200, 128}));
+    EXPECT_EQ(lengths(cache->Along(std::span(text).first(150), 9, 1 << 20)), (Lengths{128, 64}));
+    EXPECT_EQ(lengths(cache->Along(text, 9, 1)), (Lengths{200})) << "the deepest whatever it takes";
+    const std::int64_t two = all[0].snapshot.state.bytes() + all[1].snapshot.state.bytes();
+    EXPECT_EQ(lengths(cache->Along(text, 9, two + 2000)), (Lengths{200, 128})) << on_disk;
+    cache->SpillAll();
+    cache = Make(model, options);
+    EXPECT_EQ(cache->stats().snapshots, 0);
+  }
+}
+
 TEST(PrefixCache, FilesStayWithinTheirBudget) {
   const testing::TempDir dir;
   HashModel model;

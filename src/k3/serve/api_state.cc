@@ -107,8 +107,9 @@ class SaveWriter final : public ReplyWriter {
   static void TakeSnapshots(const std::shared_ptr<const StateCall>& call,
                             const std::vector<TokenId>& tokens, PrefixCache* cache) {
     if (cache == nullptr) return call->Refuse(Stopping());
-    auto list =
-        std::make_shared<std::vector<SavedSnapshot>>(cache->Along(tokens, kMostSavedSnapshots));
+    auto list = std::make_shared<std::vector<SavedSnapshot>>(
+        cache->Along(tokens, kMostSavedSnapshots,
+                     std::min(cache->budget(), call->model->states->limits().bytes)));
     if (list->empty() || list->front().tokens.size() != tokens.size()) {
       return call->Refuse(DoesNotFit());
     }

@@ -55,6 +55,7 @@ class StateFiles {
   bool Post(std::function<void()> task);
 
   const TokenModel& model() const { return model_; }
+  const Limits& limits() const { return limits_; }
 
  private:
   StateFiles(std::string dir, int fd, Limits limits, const TokenModel& model);
