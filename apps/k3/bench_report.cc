@@ -17,8 +17,14 @@ double Total(const BenchFigure& f) {
 
 std::string CheckText(const std::optional<ReferenceCheck>& c) {
   if (!c) return "not checked against the reference (--check N)";
-  return fmt::format("{} the reference check: {:.1e} over {} tokens, allowed {:.0e}",
-                     c->passed() ? "passed" : "FAILED", c->error, c->tokens, c->tolerance);
+  std::string text =
+      fmt::format("{} the reference check: {:.1e} over {} tokens, allowed {:.0e}",
+                  c->passed() ? "passed" : "FAILED", c->error, c->tokens, c->tolerance);
+  if (c->other_choices > 0) {
+    text += fmt::format(", given the same experts; alone the reference takes {} others of {}",
+                        c->other_choices, c->choices);
+  }
+  return text;
 }
 
 void AddProfile(const BenchFigure& f, std::string& out) {
@@ -85,7 +91,9 @@ std::string ReportJson(const BenchReport& b) {
     j["reference_check"] = {{"passed", b.check->passed()},
                             {"tokens", b.check->tokens},
                             {"error", b.check->error},
-                            {"tolerance", b.check->tolerance}};
+                            {"tolerance", b.check->tolerance},
+                            {"expert_choices", b.check->choices},
+                            {"other_choices", b.check->other_choices}};
   }
   if (b.ceilings) {
     j["ceilings"] = {{"read_gb_per_s", b.ceilings->read_gb_s},

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "k3/eval/reference_check.h"
 #include "k3/kernels/cpu/ceiling.h"
 #include "k3/kernels/profile.h"
 
@@ -18,13 +19,6 @@ struct BenchFigure {
   std::int64_t tokens = 0;
   double median = 0, slowest = 0, fastest = 0, cpu_median = 0;
   std::vector<ProfileRow> profile;  // of the counted repeats; empty without --profile
-};
-
-/// How far a few tokens' scores are from the float64 reference, relative to their size.
-struct ReferenceCheck {
-  std::int64_t tokens = 0;
-  double error = 0, tolerance = 0;
-  bool passed() const { return error <= tolerance; }
 };
 
 struct BenchReport {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdlib>
 #include <ctime>
 #include <limits>
@@ -210,27 +209,6 @@ Result<BenchFigure> Measure(const BenchOptions& o, ProfilingBackend* profiler,
   return f;
 }
 
-/// Scores of a few tokens, the way the figures are computed and by the float64 reference.
-Result<ReferenceCheck> CheckAgainstReference(const BenchOptions& o, Engine& engine) {
-  const auto ids = RandomTokens(o.check, engine.model->config().vocab, 17);
-  std::vector<float> got, want;
-  Exec reference(1, MathMode::kExact, std::make_unique<ReferenceBackend>());
-  for (const bool ref : {false, true}) {
-    ModelState state = engine.model->NewState();
-    const SequenceInput input{ids, &state, LogitRows::kAll};
-    K3_TRY(engine.model->Forward({&input, 1}, ref ? reference : *engine.exec, ref ? want : got));
-  }
-  double difference = 0, size = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    const double d = static_cast<double>(got[i]) - static_cast<double>(want[i]);
-    difference += d * d;
-    size += static_cast<double>(want[i]) * static_cast<double>(want[i]);
-  }
-  // Exact: f32 rounding over the depth. Fast: 8-bit rounding of every product's inputs.
-  return ReferenceCheck{o.check, size > 0 ? std::sqrt(difference / size) : 0.0,
-                        engine.exec->math == MathMode::kExact ? 2e-5 : 5e-2};
-}
-
 Status MeasureAll(const BenchOptions& o, Engine& engine, const std::vector<TokenId>& lengths,
                   ProfilingBackend* profiler, BenchReport& report) {
   Bench bench(engine, o);
@@ -263,7 +241,8 @@ Status RunBench(const BenchOptions& o, Engine& engine, const std::vector<TokenId
   report.forced = o.force, report.load_before = Load();
   K3_TRY(CheckMachine(o, lock, report.load_before));
   if (o.check > 0) {
-    K3_ASSIGN(report.check, CheckAgainstReference(o, engine));
+    const auto ids = RandomTokens(o.check, engine.model->config().vocab, 17);
+    K3_ASSIGN(report.check, CheckAgainstReference(*engine.model, *engine.exec, ids));
   }
   ProfilingBackend* profiler = nullptr;
   if (o.profile) {
@@ -300,8 +279,10 @@ void AddBench(CLI::App& root, Action& action) {
              "Tokens to decode; 0 leaves it out (default 64)");
   AddInteger(*app, "--batch", o->batch, {1, 1024}, "Sequences side by side (default 1)");
   AddInteger(*app, "--repeats", o->repeats, {1, 1000}, "Counted runs of each figure (default 3)");
-  AddInteger(*app, "--check", o->check, {0, 4096},
-             "Tokens to compare with the float64 reference first; 0 leaves it out (default 0)");
+  AddInteger(
+      *app, "--check", o->check, {0, 4096},
+      "Tokens to compare with the float64 reference first, given the experts that were taken;\n"
+      "0 leaves it out (default 0)");
   app->add_flag("--profile", o->profile, "Time every op, beside what the machine can do at best");
   app->add_flag("--force", o->force, "Measure on a busy machine too");
   app->add_flag("--json", o->json, "Print a JSON object");

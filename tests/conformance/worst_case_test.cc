@@ -1,6 +1,8 @@
 // Long runs at both ends of the decay: nothing overflows, and the error against float64 is known.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 
 #include <gtest/gtest.h>
 
@@ -17,8 +19,9 @@ struct KdaRun {
   std::vector<float> o, state;
 };
 
-/// T tokens of two heads of 64; log decays uniform in [low, high].
-KdaRun RunKda(Backend& ops, std::int64_t T, double low, double high, std::int64_t chunk) {
+/// T tokens of two heads of 64; log decays uniform in [low, high]. chunk 0: token by token.
+KdaRun RunKda(Backend& ops, std::int64_t T, double low, double high, std::int64_t chunk,
+              std::optional<float> bound = -5.f) {
   constexpr std::int64_t H = 2, D = 64;
   Rng rng(9);
   auto uniform = [&](std::int64_t n, double a, double b) {
@@ -40,7 +43,7 @@ KdaRun RunKda(Backend& ops, std::int64_t T, double low, double high, std::int64_
   a.beta = CMat(beta.data(), {T, H});
   a.n_heads = H, a.scale = 0.125f;
   a.sequences = {&all, 1}, a.states = states, a.o = Mat(run.o.data(), {T, H * D});
-  a.chunk = chunk, a.lower_bound = -5.f;
+  a.chunk = chunk, a.lower_bound = bound;
   if (chunk > 0) {
     ops.KdaChunk(a);
   } else {
@@ -76,6 +79,59 @@ TEST(WorstCase, KdaAtBothEndsOfTheDecay) {
       const double tolerance = chunk > 0 ? 5e-5 : 5e-6;
       EXPECT_LT(output, tolerance) << c.name;
       EXPECT_LT(state, tolerance) << c.name;
+    }
+  }
+}
+
+/// One line of the table: a form's error of output and state.
+struct BoundError {
+  double output, state;
+};
+
+BoundError ErrorOf(const KdaRun& got, const KdaRun& want) {
+  for (const float x : got.o) EXPECT_TRUE(std::isfinite(x));
+  for (const float x : got.state) EXPECT_TRUE(std::isfinite(x));
+  return {RelativeL2(got.o, want.o), RelativeL2(got.state, want.state)};
+}
+
+// Mild: a channel loses up to a twentieth of what the bound allows. Worst: all of it, every token;
+// without a bound anything from nothing to e^-30 (in a chunk of 16 that is e^-480, far below f32).
+TEST(WorstCase, KdaErrorByBound) {
+  struct {
+    const char* name;
+    std::optional<float> bound;
+    double worst_low, worst_high;
+  } const cases[] = {{"-1", -1.f, -1, -1},
+                     {"-2.5", -2.5f, -2.5, -2.5},
+                     {"-5", -5.f, -5, -5},
+                     {"-8", -8.f, -8, -8},
+                     {"none", std::nullopt, -30, 0}};
+  constexpr std::int64_t kTokens = 1024;
+  const cpu::SimdTable& table = *cpu::SupportedTables().back();
+  const bool tiles = table.fast != nullptr && table.fast->kda_chunks != nullptr;
+  if (!tiles) std::printf("  SKIP bf16 tiles: %s has none, fast is f32 here\n", table.name);
+  std::printf("  %-5s %-5s  %-8s %-8s  %-8s %-8s  %-8s %-8s\n", "bound", "decay", "token", "state",
+              "chunk", "state", "fast", "state");
+  const MathMode fast_mode = MathMode::kFast;
+  cpu::CpuBackend exact(testing::TestPool(), table), fast(testing::TestPool(), table, &fast_mode);
+  for (const auto& c : cases) {
+    for (const bool worst : {false, true}) {
+      const double low = worst ? c.worst_low : c.worst_low / 20, high = worst ? c.worst_high : 0;
+      ReferenceBackend reference;
+      const KdaRun want = RunKda(reference, kTokens, low, high, 0);
+      const auto error = [&](Backend& ops, std::int64_t chunk) {
+        return ErrorOf(RunKda(ops, kTokens, low, high, chunk, c.bound), want);
+      };
+      const BoundError token = error(exact, 0), chunk = error(exact, 16), bf16 = error(fast, 16);
+      std::printf("  %-5s %-5s  %.1e  %.1e   %.1e  %.1e   %.1e  %.1e\n", c.name,
+                  worst ? "worst" : "mild", token.output, token.state, chunk.output, chunk.state,
+                  bf16.output, bf16.state);
+      EXPECT_LT(std::max(token.output, token.state), 5e-6) << c.name;
+      EXPECT_LT(std::max(chunk.output, chunk.state), 5e-5) << c.name;
+      EXPECT_LT(std::max(bf16.output, bf16.state), 8e-3) << c.name;  // operands rounded to bf16
+      // Tiles take chunks whose factors stay within e^40; other bounds run in f32 segments.
+      const bool rounded = tiles && c.bound && *c.bound >= -5.f;
+      EXPECT_EQ(bf16.output > 1e-4, rounded) << c.name << ": which form ran?";
     }
   }
 }

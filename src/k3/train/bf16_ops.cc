@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "k3/tensor/dtype.h"
-#include "k3/train/forwarding_ops_internal.h"
+#include "k3/kernels/forwarding_ops.h"
 
 namespace k3 {
 namespace {

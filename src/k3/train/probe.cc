@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "k3/kernels/exec.h"
-#include "k3/train/forwarding_ops_internal.h"
+#include "k3/kernels/forwarding_ops.h"
 
 namespace k3 {
 namespace {
