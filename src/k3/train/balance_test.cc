@@ -253,6 +253,24 @@ TEST(BalancerOnAModel, LocalStatisticsAreTheMeanOfWhatPassesFindAlone) {
   EXPECT_GT(apart, 1e-4) << "a mean of quantiles is not the quantile of all";
 }
 
+TEST(BalancerOnAModel, TheRateIsTheShareOfTheWayToTheQuantile) {
+  for (const bool exact : {false, true}) {
+    BalanceOptions o;
+    o.exact = exact;
+    auto after = [&](double rate) {
+      o.rate = rate;
+      Mixture m(o);
+      m.Pass(0, 64);
+      m.balancer->Update();
+      return m.Bias();
+    };
+    const auto whole = after(1), quarter = after(0.25);
+    for (std::size_t e = 0; e < whole.size(); ++e) {
+      EXPECT_NEAR(quarter[e], 0.25 * whole[e], 1e-6) << exact;
+    }
+  }
+}
+
 TEST(BalancerOnAModel, SlidingWindowAveragesQuantilesAndTheScheduleTightens) {
   BalanceOptions o;
   o.method = BalanceMethod::kSlidingQuantile;

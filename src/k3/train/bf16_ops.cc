@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "k3/tensor/dtype.h"
 #include "k3/kernels/forwarding_ops.h"
+#include "k3/tensor/dtype.h"
 
 namespace k3 {
 namespace {
