@@ -140,8 +140,8 @@ ApiStatus ReadCommonFields(const JsonReader& r, const ServedModel& model, Genera
   K3_API_TRY(Take(r.Int("priority", -100, 100, 0), "priority", priority));
   g.priority = static_cast<int>(priority);
   K3_API_TRY(Take(r.OptNumber("timeout", 0.001, 86400), "timeout", g.timeout_s));
-  K3_API_TRY(Take(r.Int("id_slot", -1, std::numeric_limits<std::int32_t>::max(), -1), "id_slot",
-                  g.slot));
+  K3_API_TRY(
+      Take(r.Int("id_slot", -1, std::numeric_limits<std::int32_t>::max(), -1), "id_slot", g.slot));
   K3_API_TRY(Take(r.Bool("ignore_eos", false), "ignore_eos", g.ignore_eos));
   return Take(r.Bool("cache_prompt", true), "cache_prompt", g.prefix_cache);
 }
