@@ -54,6 +54,20 @@ Result<std::int64_t> Number(const SafetensorsFile& f, const char* key) {
   return Error{Code::kCorrupt, fmt::format("{}: no number under {}", f.path(), key)};
 }
 
+Result<TrainState> ReadCounters(const SafetensorsFile& f) {
+  TrainState s;
+  if (const auto it = f.metadata().find("config"); it != f.metadata().end()) {
+    s.config = std::strtoull(it->second.c_str(), nullptr, 16);
+  }
+  K3_ASSIGN(s.step, Number(f, "step"));
+  K3_ASSIGN(s.tokens, Number(f, "tokens"));
+  K3_ASSIGN(s.skipped, Number(f, "skipped"));
+  K3_ASSIGN(s.rows_per_step, Number(f, "rows_per_step"));
+  K3_ASSIGN(s.cursor.epoch, Number(f, "epoch"));
+  K3_ASSIGN(s.cursor.row, Number(f, "row"));
+  return s;
+}
+
 }  // namespace
 
 Status SaveState(const std::string& path, const TrainState& s, const Parameters& params,
@@ -116,17 +130,8 @@ Result<TrainState> LoadState(const std::string& path, std::uint64_t run, Paramet
                                path, name)};
     }
   }
-  TrainState s;
+  K3_ASSIGN(TrainState s, ReadCounters(f));
   s.run = run;
-  if (const auto it = f.metadata().find("config"); it != f.metadata().end()) {
-    s.config = std::strtoull(it->second.c_str(), nullptr, 16);
-  }
-  K3_ASSIGN(s.step, Number(f, "step"));
-  K3_ASSIGN(s.tokens, Number(f, "tokens"));
-  K3_ASSIGN(s.skipped, Number(f, "skipped"));
-  K3_ASSIGN(s.rows_per_step, Number(f, "rows_per_step"));
-  K3_ASSIGN(s.cursor.epoch, Number(f, "epoch"));
-  K3_ASSIGN(s.cursor.row, Number(f, "row"));
   K3_ASSIGN(const std::int64_t optimizer_steps, Number(f, "optimizer_steps"));
   auto copy = [&](const char* name, void* to) {
     const TensorRef& t = f.tensors().find(name)->second;
