@@ -8,14 +8,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <new>
 #include <system_error>
 #include <utility>
 
 #include "k3/io/json.h"
-#include "k3/io/mapped_file.h"
 
 namespace k3::serve {
 namespace {
@@ -67,6 +68,47 @@ bool ReadAll(int fd, std::int64_t most, std::string& out) {
       return false;
     }
   }
+}
+
+bool WriteAll(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), std::min(bytes.size(), std::size_t{1} << 28));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return false;
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return true;
+}
+
+/// Whole or not at all, in the folder that is open, wherever it is by now. A link that appears
+/// under the name is replaced: AtomicFile would write where it leads. False with errno set.
+bool WriteInFolder(int folder, const std::string& name, std::string_view bytes) {
+  static std::atomic<unsigned> counter{0};
+  std::string temporary;
+  int fd = -1;
+  for (int attempt = 0; fd < 0 && attempt < 100; ++attempt) {
+    temporary = fmt::format("{}.tmp-{}-{}", name, ::getpid(), counter++);
+    fd = ::openat(folder, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0 && errno != EEXIST) return false;
+  }
+  if (fd < 0) return false;
+  bool good = WriteAll(fd, bytes) && ::fsync(fd) == 0;
+  int error = errno;
+  if (::close(fd) != 0 && good) {
+    good = false;
+    error = errno;
+  }
+  if (good && ::renameat(folder, temporary.c_str(), folder, name.c_str()) != 0) {
+    good = false;
+    error = errno;
+  }
+  if (good) {
+    ::fsync(folder);  // some file systems cannot
+  } else {
+    ::unlinkat(folder, temporary.c_str(), 0);
+    errno = error;
+  }
+  return good;
 }
 
 }  // namespace
@@ -188,9 +230,8 @@ ApiStatus StateFiles::Save(const std::string& name, const std::vector<SavedSnaps
   const std::string image = SerializeSaved(list, model_);
   bytes = static_cast<std::int64_t>(image.size());
   K3_API_TRY(CheckRoom(name, bytes));
-  const Status written = WriteFileAtomically(dir_ + "/" + name, image, 0600);
-  if (written.ok()) return {};
-  spdlog::warn("saved states: {}", written.message());
+  if (WriteInFolder(fd_, name, image)) return {};
+  spdlog::warn("saved states: {}/{}: cannot write: {}", dir_, name, std::strerror(errno));
   return StateError(500, "state_io", name, "cannot be written; the server's log says why");
 }
 
@@ -199,6 +240,11 @@ ApiStatus StateFiles::Restore(const std::string& name, std::vector<SavedSnapshot
   int fd = -1;
   K3_API_TRY(OpenFile(name, fd, bytes));
   const StateFd closer(fd);
+  if (bytes > limits_.bytes) {
+    return StateError(
+        400, "invalid_state", name,
+        fmt::format("has {} bytes, expected at most {} (--state-dir-limit)", bytes, limits_.bytes));
+  }
   // Read, not mapped: somebody else may cut the file meanwhile.
   std::string image;
   if (!ReadAll(fd, limits_.bytes, image)) return FileSystemError(name, "read", errno);

@@ -5,9 +5,14 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "support/engine_fixtures.h"
@@ -191,6 +196,74 @@ TEST(StateFiles, DoesWhatWasPostedBeforeItEnds) {
     go = true;
   }
   EXPECT_EQ(done, taken);
+}
+
+TEST(StateFiles, StaysInTheFolderThatWasOpened) {
+  namespace fs = std::filesystem;
+  const testing::TempDir dir;
+  k3::test::HashModel model;
+  const std::string folder = dir / "states", moved = dir / "moved";
+  fs::create_directory(folder);
+  auto made = StateFiles::Open(folder, {}, model);
+  ASSERT_TRUE(made.ok()) << made.message();
+  fs::rename(folder, moved);
+  fs::create_directory(folder);
+  std::int64_t bytes = 0;
+  std::vector<SavedSnapshot> list;
+  EXPECT_FALSE((*made)->Save("a.bin", OneState(model), bytes));
+  EXPECT_FALSE((*made)->Restore("a.bin", list, bytes));
+  EXPECT_TRUE(fs::exists(moved + "/a.bin"));
+  EXPECT_TRUE(fs::is_empty(folder));
+  EXPECT_FALSE((*made)->Erase("a.bin", bytes));
+  EXPECT_TRUE(fs::is_empty(moved));
+  fs::remove(moved);
+  EXPECT_EQ(StatusOf((*made)->Save("a.bin", OneState(model), bytes)), 500);
+  EXPECT_TRUE(fs::is_empty(folder));
+}
+
+TEST(StateFiles, ALinkThatAppearsMeanwhileLeadsNowhere) {
+  namespace fs = std::filesystem;
+  const testing::TempDir dir;
+  k3::test::HashModel model;
+  const std::string folder = dir / "states", outside = dir / "outside";
+  fs::create_directory(folder);
+  std::ofstream(outside) << "untouched";
+  auto made = StateFiles::Open(folder, {}, model);
+  ASSERT_TRUE(made.ok()) << made.message();
+  const std::vector<SavedSnapshot> list = OneState(model);
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    const std::string link = folder + "/a.bin";
+    while (!stop) {
+      std::error_code ignored;
+      fs::create_symlink(outside, link, ignored);
+      fs::remove(link, ignored);
+    }
+  });
+  std::int64_t bytes = 0;
+  const auto untouched = [&] {
+    return fs::file_size(outside) == std::string_view("untouched").size();
+  };
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+  while (untouched() && std::chrono::steady_clock::now() < end) {
+    (void)(*made)->Save("a.bin", list, bytes);
+  }
+  stop = true;
+  other.join();
+  EXPECT_TRUE(untouched());
+}
+
+TEST(StateFiles, AFileAboveTheLimitIsRefused) {
+  const testing::TempDir dir;
+  k3::test::HashModel model;
+  std::int64_t bytes = 0;
+  std::vector<SavedSnapshot> list;
+  ASSERT_FALSE(OpenStates(dir, model)->Save("a.bin", OneState(model), bytes));
+  const auto small = OpenStates(dir, model, {.bytes = bytes - 1});
+  const ApiStatus refused = small->Restore("a.bin", list, bytes);
+  EXPECT_EQ(StatusOf(refused), 400);
+  EXPECT_EQ(CodeOf(refused), "invalid_state");
+  EXPECT_FALSE(small->Erase("a.bin", bytes));
 }
 
 }  // namespace
